@@ -395,7 +395,9 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     mask = bench.tensor(bench.graphs, type_number(mask_type), n_positions, probe.n_tokens)
     caches = bench.weights(n_layers, keys_shape, values_shape)
     outputs = []
-    for keys, values in zip(caches[::2], caches[1::2], strict=True):
+    for layer in range(n_layers):
+        keys = caches[2 * layer]  # each layer has keys, then values
+        values = caches[2 * layer + 1]
         keys_by_head = P(lib.ggml_permute(bench.graphs, keys, 0, 2, 1, 3))
         values_by_head = P(lib.ggml_permute(bench.graphs, values, 0, 2, 1, 3))
         scale = ctypes.c_float(head_dim**-0.5)

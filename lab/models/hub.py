@@ -146,7 +146,7 @@ def _pull_file(remote: HubFile, watch: ShowTransfer) -> ModelFile:
         from huggingface_hub import constants, hf_hub_download
 
         user_folder(lambda: Path(constants.HF_HUB_CACHE), "HF_HOME")
-        _folder(remote)
+        _check_names(remote)
         url, announced = _announced(remote)
         expected = announced.etag if re.fullmatch(SHA256, announced.etag) else None
         _check_announced(remote, expected, announced.size)
@@ -274,7 +274,7 @@ def header(remote: HubFile, folder: Path) -> Path:
 
 
 def _write_header(remote: HubFile, path: Path, n_bytes: int) -> None:
-    _folder(remote)
+    _check_names(remote)
     with _errors_explained(remote), _with_client():
         url, announced = _announced(remote)
         with _stream(url, f"bytes=0-{n_bytes - 1}") as answer, path.open("wb") as file:
@@ -288,7 +288,7 @@ def _write_header(remote: HubFile, path: Path, n_bytes: int) -> None:
 def files(repo: str, revision: str = "main") -> list[ListedFile]:
     """The .gguf files of a repo, by name. Raises LabError."""
     remote = HubFile(repo, revision=revision)
-    _folder(remote)
+    _check_names(remote)
     with _errors_explained(remote), _with_client():
         from huggingface_hub import HfApi, errors
 
@@ -421,6 +421,12 @@ def _bad_variable() -> LabError:
 
 def _folder(remote: HubFile) -> Path:
     """A repo's folder in the cache. LabError for a name that would lead outside the cache."""
+    _check_names(remote)
+    return _root() / "--".join(["models", *remote.repo.split("/")])
+
+
+def _check_names(remote: HubFile) -> None:
+    """LabError for names of which one would lead outside the cache."""
     names = {"repo": remote.repo, "revision": remote.revision}
     if remote.file:
         names["file"] = remote.file
@@ -429,7 +435,6 @@ def _folder(remote: HubFile) -> Path:
         if leads_outside or re.search(r"[\\:\x00-\x1f]", name):
             what = f"{name!r} is not the name of a {kind} on the hub."
             raise LabError(what, "Write it as hf:OWNER/REPO/FILE.gguf")
-    return _root() / "--".join(["models", *remote.repo.split("/")])
 
 
 def _blob(path: Path) -> Path:

@@ -227,8 +227,6 @@ class _Loop:
         engine = self.engine
         excluded = {*self.plan.refused, *self.abandoned}
         possible = [case for case in self.plan.cases if case not in excluded]
-        is_loaded = False
-        is_open = False
         if not self.is_begun:
             self.is_begun = True
             engine.reporter.report_status("timing attention at the longest length")
@@ -236,23 +234,36 @@ class _Loop:
             engine.reporter.forecast.attention = rates
         try:
             engine.load()
-            is_loaded = True
+        except LabError as problem:
+            if not isinstance(problem, Diagnosed) or problem.change is None:
+                raise
+            yield from self._failed_start(possible, problem, is_warmup=False)
+            return
+        try:
             engine.round, _ = self.runs.next
             engine.open(possible)
-            is_open = True
+        except LabError as problem:
+            yield from self._failed_start(possible, problem, is_warmup=False)
+            return
+        try:
             engine.reporter.begin_round(engine.round)
             for run in engine.warm_up(self._next_in_one_engine()):
                 yield engine.settings, run
             engine.reporter.announce()
         except LabError as problem:
-            can_change = isinstance(problem, Diagnosed) and problem.change is not None
-            if not is_loaded and not can_change:
-                raise
-            largest = max(possible, key=self._size)
-            most_crashes = engine.most_crashes if is_open else 1  # a context fails every time
-            yield self._failed(largest, 0, problem, most_crashes, is_warmup=is_open)
-            if isinstance(problem, WorkerDied):
-                engine.renew()
+            yield from self._failed_start(possible, problem, is_warmup=True)
+
+    def _failed_start(
+        self, possible: Sequence[Case], problem: LabError, is_warmup: bool
+    ) -> Iterator[tuple[Settings, Run]]:
+        """The failed run of the largest case; an engine that died is made again after it."""
+        largest = max(possible, key=self._size)
+        most_crashes = (
+            self.engine.most_crashes if is_warmup else 1
+        )  # a context fails every time
+        yield self._failed(largest, 0, problem, most_crashes, is_warmup=is_warmup)
+        if isinstance(problem, WorkerDied):
+            self.engine.renew()
 
     def _next_in_one_engine(self) -> set[Case]:
         """The cases for which the engine is warmed up: all, or the next one if it is a cold

@@ -9,7 +9,8 @@ from typing import Any
 from lab.features.tune.lines import TPOT, TTFT
 
 Choice = tuple[tuple[str, Any], ...]
-"""The settings that differ from the default, by name; empty: the default."""
+"""The settings that differ from the default, by name."""
+NO_CHANGE: Choice = ()  # the default itself
 
 PREFILL = "prefill"
 DECODE = "decode"

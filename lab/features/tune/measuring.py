@@ -23,7 +23,7 @@ from lab.core.record import Model, Record
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.features.tune import figures, planning
-from lab.features.tune.choices import DECODE, Choice, Timing
+from lab.features.tune.choices import DECODE, NO_CHANGE, Choice, Timing
 from lab.features.tune.figures import DEFAULT, FEWEST_CONFIRMED, Tuned
 from lab.features.tune.lines import CONFIRM, REQUEST, SEARCH, TuningLine
 from lab.features.tune.planning import TunePlan
@@ -167,7 +167,7 @@ class TuneSession:
     def can_try(self, n_runs: int) -> bool:
         """Whether the budget allows more runs beside the confirmation, which has half or more."""
         budget_s = self.plan.budget_s
-        kept_s = 2 * FEWEST_CONFIRMED * self.whole_s[()]
+        kept_s = 2 * FEWEST_CONFIRMED * self.whole_s[NO_CHANGE]
         if kept_s > budget_s:  # nothing can be confirmed
             kept_s = 0.0
         if self.n_tried >= FEWEST_TRIED:
@@ -199,8 +199,8 @@ class TuneSession:
             raise
         except LabError as problem:  # the plan is impossible
             self.search.drop(choice, str(problem))
-        if () in self.search.dropped:
-            reason = self.search.dropped[()]
+        if NO_CHANGE in self.search.dropped:
+            reason = self.search.dropped[NO_CHANGE]
             raise LabError(
                 f"The default cannot be measured: {reason}", "Try it alone: lab measure"
             )
@@ -225,13 +225,13 @@ class TuneSession:
             return
         spare_s = OVER_BUDGET * self.plan.budget_s
         slowest_s = max(self.whole_s.values())
-        block_s = self.whole_s[()] + self.whole_s.get(winner, slowest_s)
+        block_s = self.whole_s[NO_CHANGE] + self.whole_s.get(winner, slowest_s)
         if self.left_s + spare_s < FEWEST_CONFIRMED * block_s:
             return
         for _ in range(MOST_CONFIRMED):
             if self.left_s + spare_s < block_s:
                 return
-            for record in self.block([(), winner], CONFIRM):
+            for record in self.block([NO_CHANGE, winner], CONFIRM):
                 yield record
                 if record.run.error:
                     return

@@ -13,7 +13,7 @@ from typing import Any
 from lab.app.options import seconds_of
 from lab.core.asked_settings import SLEEP, check_number, defaults, table
 from lab.errors import LabError
-from lab.features.tune.choices import LOSSY, Choice, TunedPhase, phases_of
+from lab.features.tune.choices import LOSSY, NO_CHANGE, Choice, TunedPhase, phases_of
 from lab.features.tune.lines import CONFIRM, GOALS, REQUEST, SEARCH, TPOT
 from lab.features.tune.search import Search
 from lab.models import catalog
@@ -125,7 +125,7 @@ def possible_values(worker: Worker, plan: TunePlan, values_of: Space) -> list[Ch
 
     Settings that change the output come last.
     """
-    searched = plan.plan(worker, (), SEARCH)
+    searched = plan.plan(worker, NO_CHANGE, SEARCH)
     names = sorted(values_of, key=lambda name: (name in LOSSY, name))
     possible: list[Choice] = []
     for name in names:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.features.tune.choices import Choice, Timing, TunedPhase
+from lab.features.tune.choices import NO_CHANGE, Choice, Timing, TunedPhase
 from lab.features.tune.effects import effects
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Search:
         self.phases = tuple(phases)
         self.timings: list[Timing] = []
         self.dropped: dict[Choice, str] = {}
-        self.choices: list[Choice] = [()]
+        self.choices: list[Choice] = [NO_CHANGE]
         for choice in choices:
             if choice not in self.choices and all(map(self._matters, choice)):
                 self.choices.append(choice)
@@ -64,7 +64,7 @@ class Search:
         tried = self._tried()
         alone = [choice for choice in self.open if len(choice) == 1 and choice not in tried]
         if alone:
-            return [(), *alone[:PER_BLOCK]]
+            return [NO_CHANGE, *alone[:PER_BLOCK]]
         if self._n_alone is None:
             self._n_alone = len(self.timings)
         best = self.best()
@@ -78,7 +78,7 @@ class Search:
             if choice not in tried and choice != best:
                 candidates.append(choice)
         changes = [choice for choice in candidates if choice]
-        return [(), *changes[:PER_BLOCK]]
+        return [NO_CHANGE, *changes[:PER_BLOCK]]
 
     def _tried(self) -> set[Choice]:
         """The choices with a run that was not disturbed, or with several runs."""
