@@ -204,7 +204,7 @@ def law_holds(
             misses.append(f"{n:,.0f}")
         elif not 1 / AGREE < by_law_s / measured_s < AGREE:
             unsure.append(f"{n:,.0f}")
-        elif _is_off(by_law_s, runs_s):
+        elif abs(by_law_s / measured_s - 1) > NEAR - 1:
             off.append(f"{abs(error):.0f} % at {n:,.0f} tokens")
     sentence = f"The law of {name}: {'; '.join(shown_pairs)}."
     if unsure and not misses:
@@ -216,12 +216,6 @@ def law_holds(
         return Judgement(subject, HOLDS, f"{sentence} It holds there within {NEAR_PERCENT}.")
     sentence += f" It does not hold at {join_and(misses)} tokens: do not use it there."
     return Judgement(subject, FAILS, sentence)
-
-
-def _is_off(by_law_s: float, runs_s: Sequence[float]) -> bool:
-    """Whether a law misses all runs, and is not near their median."""
-    is_beyond = not min(runs_s) <= by_law_s <= max(runs_s)
-    return is_beyond and not 1 / NEAR < by_law_s / statistics.median(runs_s) < NEAR
 
 
 def limit(row: Any, name: str) -> Judgement:
