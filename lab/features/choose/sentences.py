@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,10 +100,9 @@ def one_after_the_other(rows: Sequence[Any]) -> list[str]:
             errors.append(abs(row.expected_s / row.step_choose_s - 1))
     if not errors:
         return []
-    errors.sort()
     return [
         "Sequences are chosen one after the other: the time of one sequence times their number "
-        f"differs by {percent(errors[len(errors) // 2])} from the measured time of all (median of "
+        f"differs by {percent(statistics.median(errors))} from the measured time of all (median of "
         f"{plural(len(errors), 'row')})."
     ]
 

@@ -207,13 +207,17 @@ def rate_ratio(evidence: Evidence) -> Figures:
 
 
 def growth_over_200(evidence: Evidence) -> Figures:
-    """The 200th token over the first, from the slope of each run's times between tokens."""
+    """The 200th token over the first, by the slope of each run's times between tokens: fewer are
+    generated."""
     figures: Figures = []
     for n_prompt, runs in evidence.of("lengths").groupby("n_prompt"):
         growths = [growth_of_run(record) for record in runs.record]
+        n_gen = max(record.run.n_gen for record in runs.record)
         figures.append(
             figure(
-                f"the 200th token over the first, after {plural(n_prompt, 'token')}", growths
+                f"the 200th token over the first, by the slope of {n_gen} after "
+                f"{plural(n_prompt, 'token')}",
+                growths,
             )
         )
     return figures

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lab.core import drafts
-from lab.core.lists import join_and
+from lab.core.lists import join_and, plural
 from lab.core.stats import Ratio
 from lab.features.lessons.statements import (
     AGREE,
@@ -21,11 +21,12 @@ from lab.features.lessons.statements import (
     UNCLEAR,
     Judgement,
     judged,
+    present,
+    ratio,
+    shown,
 )
 from lab.roofline.gains import ACCEPTANCE
 from lab.show.wording import digits
-
-SAME_REQUEST = 1.15  # a further token of one request: within this factor its speed is the same
 
 
 def drafts_to_gain(
@@ -113,6 +114,9 @@ def context_in_batch(factors: Sequence[float], k_ratio: float | None) -> Judgeme
         LESS: "All runs took less than the law says",
     }
     end = ends[verdict]
+    if verdict == UNCLEAR and (min(factors) > 1 or max(factors) < 1):
+        side = "more" if min(factors) > 1 else "less"
+        end = f"All runs took {side}, but these runs do not tell whether by over {AGREE:g} times."
     if verdict in (MORE, LESS):
         reason = (
             "a context costs another time in a batch than alone, or this session's k is off"
@@ -144,13 +148,13 @@ def by_all(factors: Sequence[float]) -> str:
     return UNCLEAR
 
 
-def same_request(before_ms: float, now_ms: float) -> str | None:
-    """A sentence if a server's tokens took another time in a second measurement of one request."""
-    factor = max(before_ms, now_ms) / min(before_ms, now_ms)
-    if not factor > SAME_REQUEST:
+def same_request(before_ms: Sequence[float], now_ms: Sequence[float]) -> str | None:
+    """A sentence if a server's tokens took another time in later runs of one request."""
+    measured = ratio(present(before_ms), present(now_ms))
+    if judged(measured) not in (MORE, LESS):
         return None
     return (
-        f"Each further token through the server took {digits(before_ms)} ms in the run whose "
-        f"events you saw, and {digits(now_ms)} ms here (median): the server's speed changed "
-        "between the two cells. So only runs that take turns are compared."
+        f"Each further token through the server took {shown(measured)} as long here as in the "
+        f"{plural(len(present(before_ms)), 'run')} of the first measurement: the server's speed "
+        "changed between the two cells. So only runs that take turns are compared."
     )

@@ -314,9 +314,14 @@ def repeats(n_figures: int = 1) -> int:
 
 
 def times_of(records: Sequence[Record], figure: str) -> dict[int, list[float]]:
-    """A figure of `lab.runs` in each timed run, by prompt length."""
-    runs = table.runs(_timed(records))
-    return {int(n): list(of_length[figure]) for n, of_length in runs.groupby("n_prompt")}
+    """A figure of `lab.runs` in each timed run, by prompt length; without disturbed runs where
+    enough of the others are left."""
+    of_lengths: dict[int, list[float]] = {}
+    for n_prompt, of_length in table.runs(_timed(records)).groupby("n_prompt"):
+        quiet = of_length[~of_length.disturbed]
+        usable = quiet if len(quiet) >= statements.FEWEST_RUNS else of_length
+        of_lengths[int(n_prompt)] = list(usable[figure])
+    return of_lengths
 
 
 def ratios(
@@ -486,8 +491,11 @@ def disturbed(before: stats.Ratio | None, now: stats.Ratio | None) -> bool:
     return sentence is not None
 
 
-def same_request(before_ms: float, now_ms: float) -> None:
+def same_request(before: Sequence[RequestRecord], now: Sequence[RequestRecord]) -> None:
     """Say it if a server's speed changed between two measurements of one request."""
+    before_ms, now_ms = (
+        list(table.runs(requests).query("not warmup").tpot_ms) for requests in (before, now)
+    )
     sentence = agreement.same_request(before_ms, now_ms)
     if sentence:
         say(sentence)

@@ -15,8 +15,8 @@ from lab.core.files import exists
 from lab.core.lists import grouped, join_and
 from lab.core.record import Machine, Record
 from lab.errors import LabError
+from lab.features.lessons import statements
 from lab.features.lessons.exercises import judgement, number_of
-from lab.features.lessons.statements import FAILS, Judgement
 from lab.models import catalog, devices, own_sheet, processors
 from lab.models.own_sheet import FIGURES, SPREAD, OwnSheet, SheetRow
 from lab.runner import machine
@@ -74,17 +74,21 @@ def note(
         text = own_sheet.text_of_sheet(sheet)
         results.write_whole(FILE, text.encode(), "The datasheet")
     if not names:
-        print(f"Lesson {lesson} adds nothing to {FILE}: nothing was measured.")
+        print(f"Lesson {lesson} adds nothing to {FILE}: {join_and(unknown_now)} is not known.")
         return
     print(f"{FILE}, lesson {lesson}: {', '.join(names)}")
     if unknown_now:
         print(f"Left out, because it is not known: {join_and(unknown_now)}")
 
 
-def lawful(decode: Law, held: Judgement) -> dict[str, float | None]:
-    """The rows w and k of a law; w is not known where the law misses a short prompt."""
-    token_ms = None if held.verdict == FAILS else 1e3 * decode.a
-    return {own_sheet.TOKEN: token_ms, own_sheet.POSITION: 1e6 * decode.b}
+def lawful(decode: Law, short: tuple[float, Sequence[float]]) -> dict[str, float | None]:
+    """The rows w and k: k of the law, and w of the steps after a short prompt.
+
+    `short`: that position, and the seconds of its runs. A law can miss short prompts.
+    """
+    position, runs_s = short
+    token_s = statements.middle(runs_s) - decode.b * position
+    return {own_sheet.TOKEN: 1e3 * token_s, own_sheet.POSITION: 1e6 * decode.b}
 
 
 def noted(lesson: int, figure: str) -> float | None:

@@ -40,9 +40,9 @@ CONSTANT: float = CLAIMS[3]["conditions"][0]["most"]
 """The tokens of an answer take the same time up to this factor: lesson 8 tests it as a claim."""
 NAMED = 0.25  # of a phase: attention or other work is named, although it is not the limit
 BATCH_SHARED = 0.7  # of the ideal gain: from here on users share nearly all of a step
-EXPLAINED = (
-    0.5  # of a clear difference, in logarithms: ceilings that give less, do not explain it
-)
+EXPLAINED = 0.5
+OVEREXPLAINED = 1.5
+"""Shares of a clear difference, in logarithms, between which a prediction explains it."""
 AGREE = 1.25  # a prediction within this factor of the measured figure explains it
 WEIGHTS = "the kernels of the weights"
 WORK_OUTSIDE = "the work outside the kernels"
@@ -290,7 +290,7 @@ def slow_attention(
         return Judgement(subject, UNCLEAR, sentence)
     resource, unit = ("memory", "GB/s") if phase == DECODE else ("arithmetic", "GFLOP/s")
     rates = (
-        f"{where} attention works at {digits(law.rate / 1e9)} {unit} in {phase}, and the weights "
+        f"{where} attention works at {digits(law.rate / 1e9)} {unit} in {phase}, and all weights "
         f"at {digits(law.weight_rate / 1e9)} {unit}"
     )
     if law.verdict == KERNEL:
@@ -301,10 +301,23 @@ def slow_attention(
         )
         return Judgement(subject, KERNEL, sentence)
     if law.verdict == SLOPE:
-        sentence = f"{rates}. {why_usual(law)} That does not say what limits it."
+        sentence = f"{rates}. {why_usual(law)} {limit_of_usual(law)}"
         return Judgement(subject, SLOPE, sentence)
     sentence = f"{rates}. That is {law.why}, so these runs do not show which."
     return Judgement(subject, UNCLEAR, sentence)
+
+
+def limit_of_usual(law: Growth) -> str:
+    """What limits attention with a kernel of a usual speed, as far as the rates of the weights show
+    it: what a machine does for them, it could do for attention."""
+    if law.rate * explanation.KERNEL_FACTOR >= law.weight_rate:
+        return "That does not say what limits it."
+    resource = "Memory" if law.phase == DECODE else "Arithmetic"
+    factor = times(law.weight_rate / law.rate)
+    return (
+        f"{resource} does {factor} as much for the weights, so it does not limit attention: the "
+        "kernel does, at a usual speed."
+    )
 
 
 def why_usual(law: Growth) -> str:
@@ -354,8 +367,10 @@ def cheaper_prompt_token(
         share += ". But decode does not wait for memory here"
     largest = max(saved_ms, key=lambda name: saved_ms[name])
     largest_share = percent(saved_ms[largest] / difference_ms)
-    part = f"the largest part of it, {largest_share}, lies in {largest}"
-    sentence = f"{share}. So sharing that does not explain most of the difference: {part}."
+    part = f"The largest part of it, {largest_share}, lies in {largest}"
+    if largest == WEIGHTS:
+        part += ", which read the weights and unpack them"
+    sentence = f"{share}. So sharing that does not explain most of the difference. {part}."
     return Judgement(subject, largest, sentence)
 
 
@@ -435,7 +450,11 @@ def explains(
     explained = math.log(predicted) / math.log(measured.estimate) if is_clear else 1.0
     off = measured.estimate / predicted
     is_within = measured.low / NEAR <= predicted <= measured.high * NEAR
-    agrees = explained >= EXPLAINED and (is_within or 1 / AGREE < off < AGREE)
+    is_near = 1 / AGREE < off < AGREE
+    if is_near and explained > OVEREXPLAINED and not is_within:
+        sentence = f"{figures}: in the same direction, but more than was measured."
+        return Judgement(subject, UNCLEAR, sentence)
+    agrees = explained >= EXPLAINED and (is_within or is_near)
     reach = max(measured.high / measured.estimate, measured.estimate / measured.low)
     if agrees and reach > AGREE:
         sentence = (

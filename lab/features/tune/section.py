@@ -148,13 +148,21 @@ def sentences(result: Tuned) -> list[str]:
     gain = f"{digits(result.gain.estimate)} times as fast ({interval_words(result.gain)}"
     if not result.is_recommended:
         return [
-            f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a "
+            f"Keep the default: {found_fastest(result, name)}, but {blocks} do not show a "
             f"gain clearly above {percent(AT_LEAST)}. There it is {gain})."
         ]
     return [
         f"{name} is {gain}, from {blocks} measured after the choice) for {result.aim}.",
         f"Medians of these blocks: {', '.join(median_times(result))}.",
     ]
+
+
+def found_fastest(result: Tuned, name: str) -> str:
+    """What the search says of the settings that it found: were they measured in it?"""
+    of_winner = result.tried[result.tried.settings == result.won]
+    if result.won is not None and not of_winner.n_runs.sum():
+        return f"the search expects most of {name}, a combination that it did not measure"
+    return f"{name} was the fastest in the search"
 
 
 def median_times(result: Tuned) -> list[str]:
@@ -182,7 +190,7 @@ def unconfirmed(result: Tuned) -> list[str]:
         blocks = plural(result.n_confirmed, "new block")
         reason = f"only {blocks} of at least {FEWEST_CONFIRMED} confirmed it"
     return [
-        f"No recommendation: {name} was the fastest in the search, but {reason}.",
+        f"No recommendation: {found_fastest(result, name)}, but {reason}.",
         f"In the search it was {digits(speed.estimate)} times as fast ({interval_words(speed)}). "
         "That is too optimistic, because the search chose the settings with the shortest times.",
         "Run lab tune again with a larger --budget.",
