@@ -263,7 +263,26 @@ def test_the_part_that_saves_most_is_named_with_its_share_of_the_difference() ->
     saved_ms = {"layers": 1.0, "output": 2.4, "attention": 0.6}
     statement = statements.cheaper_prompt_token(5.0, 1.0, 1.0, saved_ms, explanation.KERNEL)
     assert statement.verdict == "output"
-    assert statement.sentence.endswith("The largest part of it, 60 %, lies in output.")
+    assert statement.sentence.endswith("the largest part of the difference is output: 60 %.")
+
+
+@pytest.mark.parametrize(
+    ("w_s", "verdict"),
+    [
+        (6.3e-3, statements.SAME),
+        (7.0e-3, statements.SAME),
+        (15.4e-3, statements.UNCLEAR),
+        (0.0, statements.UNCLEAR),
+        (-1.0e-3, statements.UNCLEAR),
+    ],
+)
+def test_lines_of_the_same_weights_that_differ_in_w_separate_nothing(
+    w_s: float, verdict: str
+) -> None:
+    law = Law(w_s, 15.1e-6, None, 0.036)
+    statement = statements.same_weights(law, Law(6.34e-3, 9.37e-6, None, 0.041))
+    assert statement.verdict == verdict
+    assert ("do not separate w from k" in statement.sentence) == (verdict != statements.SAME)
 
 
 def test_both_phases_that_gain_the_same_are_told_so() -> None:

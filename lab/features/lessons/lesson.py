@@ -390,6 +390,11 @@ def decode_law(sweep: Sequence[Record]) -> Law:
     return decode
 
 
+def same_weights(law: Law, other: Law) -> None:
+    """Say whether two fitted laws agree on w, for models whose weights are about the same."""
+    say(statements.same_weights(law, other))
+
+
 def limits(rows: pd.DataFrame) -> None:
     """Say what limits each phase of explained rows, and whether attention has a slow kernel."""
     for row in rows.itertuples():

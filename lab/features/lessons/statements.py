@@ -367,9 +367,12 @@ def cheaper_prompt_token(
         share += ". But decode does not wait for memory here"
     largest = max(saved_ms, key=lambda name: saved_ms[name])
     largest_share = percent(saved_ms[largest] / difference_ms)
-    part = f"The largest part of it, {largest_share}, lies in {largest}"
+    part = (
+        f"Divided into {WEIGHTS}, attention and {WORK_OUTSIDE}, the largest part of the "
+        f"difference is {largest}: {largest_share}"
+    )
     if largest == WEIGHTS:
-        part += ", which read the weights and unpack them"
+        part += ". They read the weights and unpack them"
     sentence = f"{share}. So sharing that does not explain most of the difference. {part}."
     return Judgement(subject, largest, sentence)
 
@@ -396,6 +399,23 @@ def by_length(subject: str, measured: Mapping[int, Ratio | None]) -> Judgement:
     }
     name = subject[:1].upper() + subject[1:]
     return Judgement(subject, verdict, f"{name}: {'; '.join(pairs)}. {ends[verdict]}")
+
+
+def same_weights(law: Law, other: Law) -> Judgement:
+    """Whether two fitted laws of decode agree on w, for models whose weights are about the same."""
+    subject = "w of the same weights"
+    if law.a > 0 and other.a > 0 and 1 / AGREE < law.a / other.a < AGREE:
+        sentence = (
+            f"The weights are about the same, and so is w: {seconds(law.a)} and "
+            f"{seconds(other.a)}."
+        )
+        return Judgement(subject, SAME, sentence)
+    sentence = (
+        f"The weights are about the same, but the lines say {seconds(law.a)} and "
+        f"{seconds(other.a)} for w: these points do not separate w from k, so do not rely on "
+        "either. Compare the measured steps instead."
+    )
+    return Judgement(subject, UNCLEAR, sentence)
 
 
 def smaller_cache(token: Judgement, share: float) -> Judgement:
