@@ -32,7 +32,7 @@ from lab.core.record import (
 )
 from lab.features.claims import judging
 from lab.features.claims.evidence import Evidence
-from lab.features.lessons import lesson, statements
+from lab.features.lessons import conclusions, lesson, statements
 from lab.features.lessons.statements import (
     FAILS,
     HOLDS,
@@ -214,7 +214,7 @@ def hear(function: Callable[[], Any]) -> list[Judgement]:
     """The judgements that a function of the lessons says."""
     said_here: list[Judgement] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
-        patch.setattr(lesson, "say", said_here.append)
+        patch.setattr(conclusions, "say", said_here.append)
         function()
     return [sentence for sentence in said_here if isinstance(sentence, Judgement)]
 

@@ -1,5 +1,9 @@
-"""What the notebooks use besides `lab`: tables as the commands print them, figures, a server, and
-the guesses and exercises of exercises.py, the sessions of faults.py, and the sheet of sheet.py."""
+"""What the notebooks use besides `lab`: here are tables as the commands print them, and a server.
+
+timed.py has the figures of runs, counted.py what is counted without runs, conclusions.py what is
+said of runs, exercises.py guesses and exercises, faults.py sessions with a planted fault, and
+sheet.py the datasheet.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,54 @@ import contextlib
 import html
 import itertools
 import socket
-import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lab.app import kinds
-from lab.core import cost, growth, memory, stats
-from lab.core.cost import StepCost
+from lab.core import stats
 from lab.core.matrices import BLOCKS
-from lab.core.record import DECODE, PREFILL, SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.record import SCHEMA, Ceilings, Record
 from lab.core.request import RequestRecord
-from lab.core.results import Contents
 from lab.errors import LabError
 from lab.features.doctor import beside
 from lab.features.doctor.beside import Rates
 from lab.features.explain import advice
 from lab.features.explain.section import explained
-from lab.features.lessons import agreement, statements
 from lab.features.lessons.agreement import context_in_batch
+from lab.features.lessons.conclusions import (
+    along_answers,
+    attention,
+    batched,
+    cheaper_prompt_token,
+    chunks_cost,
+    decode_law,
+    disturbed,
+    drafts,
+    drafts_to_gain,
+    limit_of_step,
+    limits,
+    longer_prompt,
+    repacked,
+    same_request,
+    same_weights,
+    say,
+    threads_gain,
+)
+from lab.features.lessons.counted import (
+    caches,
+    ceilings_of,
+    kernels,
+    kv_bytes,
+    machine_name,
+    memory_bytes,
+    shape,
+    step_cost,
+    step_ms,
+)
 from lab.features.lessons.exercises import ask, ask_again, check, guess
 from lab.features.lessons.faults import grade, observe
 from lab.features.lessons.limits import limit_by_rates, users_together
@@ -41,7 +70,6 @@ from lab.features.lessons.sheet import (
     sessions_vary,
 )
 from lab.features.lessons.statements import (
-    Judgement,
     by_length,
     explains,
     is_settled,
@@ -53,19 +81,26 @@ from lab.features.lessons.statements import (
     smaller_cache,
     textbook,
 )
+from lab.features.lessons.timed import (
+    compared,
+    experiment_advice,
+    figures,
+    ratios,
+    rows,
+    steps_s,
+    timed_runs,
+    times_of,
+)
 from lab.features.measure import measure
 from lab.features.predict import tables
 from lab.features.report import page
 from lab.features.rpc_server import RpcServer
-from lab.features.speculate import curve as speculation_curve
-from lab.models import catalog, devices, synthetic
-from lab.process.wire import MUL_MAT
+from lab.models import catalog, devices
 from lab.process.worker import Worker
 from lab.remote import own_server
 from lab.remote.own_server import OwnServer
-from lab.roofline import choosing, explanation, kernel_rates, probing, step_kernels
+from lab.roofline import choosing, explanation, kernel_rates
 from lab.roofline.prediction import Prediction
-from lab.roofline.step_kernels import StepKernels
 from lab.runner import machine
 from lab.runner.plan import make_plan
 from lab.show import (
@@ -75,8 +110,6 @@ from lab.show import (
     sweep_laws,
     table,
     text_comparison,
-    text_doubts,
-    text_growth,
     text_requests,
     text_setup,
 )
@@ -90,49 +123,66 @@ if TYPE_CHECKING:
     from lab.features.trace.lines import AttentionLine
 
 __all__ = [
+    "along_answers",
     "ask",
     "ask_again",
+    "attention",
+    "batched",
     "by_length",
+    "caches",
+    "ceilings_of",
+    "cheaper_prompt_token",
     "check",
+    "chunks_cost",
+    "compared",
     "context_in_batch",
+    "decode_law",
+    "disturbed",
+    "drafts",
+    "drafts_to_gain",
     "explains",
+    "figures",
     "grade",
     "guess",
     "guesses_and_errors",
     "is_settled",
+    "kernels",
+    "kv_bytes",
     "law_holds",
     "lawful",
     "limit_by_rates",
+    "limit_of_step",
+    "limits",
+    "longer_prompt",
+    "machine_name",
+    "memory_bytes",
     "middle",
     "note",
     "noted",
     "observe",
     "overhead",
     "ratio",
+    "ratios",
+    "repacked",
+    "rows",
+    "same_request",
+    "same_weights",
+    "say",
     "sessions_vary",
+    "shape",
     "shared_heads",
     "smaller_cache",
+    "step_cost",
+    "step_ms",
+    "steps_s",
     "textbook",
+    "threads_gain",
+    "times_of",
     "users_together",
 ]
 
 PICTURE_SIZE = (10, 4.6)
-REFUTED = (
-    1.1  # times the best rate of reading: a step that reads faster shows that it is wrong
-)
 N_LAYERS = 6  # whose attention is drawn
-N_EARLY = 16  # tokens of an answer that are its beginning, and as many its end
-FIGURES = [
-    "model",
-    "n_threads",
-    "n_ubatch",
-    "n_prompt",
-    "n_gen",
-    "prefill_s",
-    "tpot_ms",
-    "e2e_s",
-    "prefill_share",
-]
 
 _running: list[OwnServer] = []
 
@@ -174,31 +224,13 @@ def show(
     kinds.print_results(records, console.console(), sections)
 
 
-def rows(
-    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
-) -> tuple[Any, ...]:
-    """The rows of an experiment's table, as in `lab show --json`; `ceilings` and plain `runs` add
-    what is predicted. LabError for other runs."""
-    parts = kinds.experiments_of(_timed(records), [ceilings] if ceilings else [], runs)
-    if not parts:
-        raise LabError(
-            "These runs belong to no experiment.",
-            "Run one: lab.batch(), lab.turns() or lab.stall()",
-        )
-    return tuple(parts[0].rows)
-
-
-def steps_s(records: Sequence[Record], n_seq: int) -> list[float]:
-    """The seconds of a step with so many sequences in each timed run of `lab.batch`."""
-    rows_of_runs = [rows([record])[0] for record in _timed(records)]
-    return [row.step_s for row in rows_of_runs if row.n_seq == n_seq]
-
-
 def draw(
     records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
 ) -> None:
     """Draw an experiment as its command does."""
-    for part in kinds.experiments_of(_timed(records), [ceilings] if ceilings else [], runs):
+    for part in kinds.experiments_of(
+        timed_runs(records), [ceilings] if ceilings else [], runs
+    ):
         for picture in part.pictures:
             _draw(picture, PICTURE_SIZE)
 
@@ -218,7 +250,7 @@ def draw_attention(line: AttentionLine) -> None:
 
 def compare(records: Sequence[Record]) -> None:
     """Print a comparison of the setups in `records` as `lab compare` does."""
-    groups = comparison.groups(_timed(records))
+    groups = comparison.groups(timed_runs(records))
     comparisons = comparison.compare_groups(groups)
     text_comparison.print_comparisons(
         groups, comparisons, comparison.AT_LEAST, console.console()
@@ -230,7 +262,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
     Returns the rows for the plots.
     """
-    timed = _timed(records)
+    timed = timed_runs(records)
     label = text_setup.model_label(timed[0])
     print_sections([explained(label, timed, ceilings, has_advice=False)], console.console())
     return explanation.explain(timed, ceilings)
@@ -238,20 +270,15 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
 def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
-    timed = _timed(records)
+    timed = timed_runs(records)
     for change in advice.changes(explanation.explain(timed, ceilings), timed[0], ceilings):
         print(advice.sentence(change))
 
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
-    for experiment in _experiments(records, ceilings):
+    for experiment in experiment_advice(records, ceilings):
         print(advice.sentence(experiment))
-
-
-def _experiments(records: Sequence[Record], ceilings: Ceilings) -> list[advice.Advice]:
-    timed = _timed(records)
-    return advice.experiments(explanation.explain(timed, ceilings), timed, ceilings)
 
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
@@ -290,7 +317,7 @@ def explore(
 ) -> LessonShown:
     """Write plain runs as `lab report` does, a page with sliders, and return it for display below
     the cell."""
-    written = page.report(path, _timed(records), [ceilings])
+    written = page.report(path, timed_runs(records), [ceilings])
     print(f"The page is also in the file {written}. You can open it in a browser.")
     return LessonShown(path)
 
@@ -298,260 +325,10 @@ def explore(
 # Figures
 
 
-def say(conclusion: str | Judgement) -> None:
-    """Print a sentence with measured figures, in lines that a page can hold.
-
-    No text cell has a measured figure: the cell that measured it says it.
-    """
-    sentence = conclusion.sentence if isinstance(conclusion, Judgement) else conclusion
-    print(textwrap.fill(sentence, 100))
-
-
 def repeats(n_figures: int = 1) -> int:
     """The fewest runs (of a trial: blocks) with which an interval can be told for each of so many
     figures that are compared together."""
     return stats.fewest_for_interval(1 - (1 - stats.CONFIDENCE) / n_figures)
-
-
-def times_of(records: Sequence[Record], figure: str) -> dict[int, list[float]]:
-    """A figure of `lab.runs` in each timed run, by prompt length; without disturbed runs where
-    enough of the others are left."""
-    of_lengths: dict[int, list[float]] = {}
-    for n_prompt, of_length in table.runs(_timed(records)).groupby("n_prompt"):
-        quiet = of_length[~of_length.disturbed]
-        usable = quiet if len(quiet) >= statements.FEWEST_RUNS else of_length
-        of_lengths[int(n_prompt)] = list(usable[figure])
-    return of_lengths
-
-
-def ratios(
-    base: Sequence[Record], candidate: Sequence[Record], figure: str
-) -> dict[int, stats.Ratio | None]:
-    """Candidate over base in a figure at each prompt length that both have."""
-    bases = times_of(base, figure)
-    candidates = times_of(candidate, figure)
-    return {n: statements.ratio(bases[n], candidates[n]) for n in bases if n in candidates}
-
-
-def compared(
-    records: Sequence[Record], figure: str, n_prompt: int
-) -> list[comparison.ComparedFigure]:
-    """What `compare` prints of a figure, of each further setup against the first."""
-    comparisons = comparison.compare_groups(comparison.groups(_timed(records)))
-    of_figure: list[comparison.ComparedFigure] = []
-    for pair in comparisons:
-        for row in pair.rows:
-            if (row.figure, row.n_prompt) == (figure, n_prompt):
-                of_figure.append(row)
-    return of_figure
-
-
-def along_answers(records: Sequence[Record]) -> None:
-    """Say for each prompt length whether the tokens of an answer become dearer."""
-    answers = table.steps(_timed(records)).query("generated > 1")
-    for n_prompt, of_length in answers.groupby("n_prompt"):
-        n_end = min(N_EARLY, int(of_length.generated.max()) // 2)
-        is_early = of_length.generated <= 1 + n_end
-        is_late = of_length.generated > of_length.generated.max() - n_end
-        early_ms = of_length[is_early].groupby("row").itl_ms.median()
-        late_ms = of_length[is_late].groupby("row").itl_ms.median()
-        say(statements.along_answer(int(n_prompt), list(early_ms), list(late_ms)))
-
-
-def longer_prompt(records: Sequence[Record]) -> Judgement:
-    """What the longest prompt of these runs does to prefill and decode, against the shortest."""
-    prefills = times_of(records, "prefill_s")
-    tokens = times_of(records, "tpot_ms")
-    short = min(prefills)
-    long = max(prefills)
-    prefill = statements.ratio(prefills[short], prefills[long])
-    return statements.longer_prompt(
-        (short, long), prefill, statements.ratio(tokens[short], tokens[long])
-    )
-
-
-def attention(records: Sequence[Record], phase: str = DECODE) -> Judgement:
-    """Whether attention in runs of one setup is as slow as its work, or has a slow kernel."""
-    steady = text_growth.steady(records)
-    law = growth.growth(steady, phase) if steady else None
-    return statements.slow_attention(law, phase)
-
-
-def decode_law(sweep: Sequence[Record]) -> Law:
-    """Print and return t(p) of a sweep of one setup, with a sentence where the curve has a cliff:
-    then the line is none of the machine."""
-    decode = sweep_laws.decode_law(summaries.summary(table.runs(_timed(sweep))))
-    if decode is None:
-        raise LabError("The formula needs at least three lengths.", "Take smaller steps.")
-    print(decode)
-    steady = text_growth.steady(sweep)
-    if steady and growth.cliff(steady, DECODE) is not None:
-        say(" ".join(text_growth.sentences(steady)))
-    return decode
-
-
-def same_weights(law: Law, other: Law) -> None:
-    """Say whether two fitted laws agree on w, for models whose weights are about the same."""
-    say(statements.same_weights(law, other))
-
-
-def limits(rows: pd.DataFrame) -> None:
-    """Say what limits each phase of explained rows, and whether attention has a slow kernel."""
-    for row in rows.itertuples():
-        name = f"{row.phase} at {row.n_prompt:,} prompt tokens"
-        say(statements.limit(row, name))
-        say(statements.attention_of_row(row))
-
-
-def cheaper_prompt_token(
-    records: Sequence[Record], rows: pd.DataFrame, reading_ms: float
-) -> None:
-    """Say why a prompt token is cheaper than a generated one."""
-    measured = figures(records).iloc[0]
-    generated_ms = _parts_ms(rows[rows.phase == DECODE].iloc[0])
-    prompt_ms = _parts_ms(rows[rows.phase == PREFILL].iloc[0])
-    saved_ms = {
-        name: part_ms - prompt_ms.get(name, 0.0) / measured.n_prompt
-        for name, part_ms in generated_ms.items()
-    }
-    prompt_token_ms = 1e3 * measured.prefill_s / measured.n_prompt
-    limit = rows[rows.phase == DECODE].iloc[0].limit
-    say(
-        statements.cheaper_prompt_token(
-            measured.tpot_ms, prompt_token_ms, reading_ms, saved_ms, limit
-        )
-    )
-
-
-def _parts_ms(row: Any) -> dict[str, float]:
-    """The least milliseconds of an explained phase by part, as `explain` limits it by parts, and
-    what it took beyond them."""
-    parts_ms = {statements.WEIGHTS: 0.0}
-    for name, part_s in row.parts.items():
-        is_of_weights = name.endswith((explanation.LAYERS, explanation.OUTPUT))
-        part = statements.WEIGHTS if is_of_weights else name
-        parts_ms[part] = parts_ms.get(part, 0.0) + 1e3 * part_s
-    parts_ms[statements.WORK_OUTSIDE] = 1e3 * max(0.0, row.measured_s - row.least_s)
-    return parts_ms
-
-
-def repacked(records: Sequence[Record]) -> None:
-    """Say of each quantization in these records whether llama.cpp repacked its weights."""
-    quantizations: list[str] = []
-    for record in _timed(records):
-        kind = record.model.quantization or "?"
-        if kind not in quantizations:
-            quantizations.append(kind)
-            say(statements.repacked(kind, record.run.placement))
-
-
-def batched(records: Sequence[Record], is_whole: bool = True) -> None:
-    """Say whether a token is cheaper in the steps of a batch than alone; without `is_whole` only of
-    the largest step."""
-    per_token_ms: dict[int, list[float]] = {}
-    timed = _timed(records)
-    for record in timed:
-        (row,) = rows([record])
-        per_token_ms.setdefault(row.n_seq, []).append(1e3 * row.step_s / row.n_seq)
-    alone_ms = per_token_ms.pop(min(per_token_ms))
-    kind = timed[0].model.quantization or "?"
-    for n_seq in sorted(per_token_ms):
-        if is_whole or n_seq == max(per_token_ms):
-            say(statements.batched(kind, n_seq, alone_ms, per_token_ms[n_seq]))
-
-
-def threads_gain(records: Sequence[Record], n_prompt: int, n_threads: int) -> None:
-    """Say what all threads gain over one in a trial of both."""
-    (prefill,) = compared(records, "prefill_s", n_prompt)
-    (decode,) = compared(records, "tpot_ms", n_prompt)
-    by_block = _decode_over_prefill(records, n_prompt)
-    say(statements.threads_gain(prefill.ratio, decode.ratio, n_threads, by_block))
-
-
-def _decode_over_prefill(records: Sequence[Record], n_prompt: int) -> stats.Ratio | None:
-    """What a trial's B changes in decode over what it changes in prefill, block by block: what
-    makes a whole block slow cancels."""
-    runs = table.runs(_timed(records)).query("n_prompt == @n_prompt")
-    phases = runs.tpot_ms / runs.prefill_s
-    means = phases.groupby([runs.session, runs.block, runs.variant]).mean()
-    blocks = means.unstack().dropna()  # of two columns, A before B
-    one_thread, all_threads = (list(blocks[variant]) for variant in sorted(blocks))
-    return stats.paired_ratio(one_thread, all_threads)
-
-
-def chunks_cost(records: Sequence[Record], chunk: int) -> Judgement:
-    """What `lab.stall` with chunks of this size costs the new request, against all at once."""
-    waits_s: dict[int | None, list[float]] = {}
-    for record in _timed(records):
-        (row,) = rows([record])
-        waits_s.setdefault(row.chunk, []).append(row.newcomer_s)
-    return statements.chunks_cost(chunk, waits_s[None], waits_s[chunk])
-
-
-def disturbed(before: stats.Ratio | None, now: stats.Ratio | None) -> bool:
-    """Whether the gain of all threads lies outside an earlier one, with a sentence if it does."""
-    sentence = agreement.disturbed(before, now)
-    if sentence:
-        say(sentence)
-    return sentence is not None
-
-
-def same_request(before: Sequence[RequestRecord], now: Sequence[RequestRecord]) -> None:
-    """Say it if a server's speed changed between two measurements of one request."""
-    before_ms, now_ms = (
-        list(table.runs(requests).query("not warmup").tpot_ms) for requests in (before, now)
-    )
-    sentence = agreement.same_request(before_ms, now_ms)
-    if sentence:
-        say(sentence)
-
-
-def limit_of_step(
-    name: str,
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
-    measured_s: float,
-    n_past: int,
-) -> None:
-    """Say what limits a decode step of one sequence, by the rule of `explain`.
-
-    A step that reads much faster than the best rate refutes that rate: then nothing is concluded.
-    """
-    cost_of_step = step_cost(model, 1, n_past)
-    best = roof(ceilings)
-    gbps = cost_of_step.n_bytes / measured_s / 1e9
-    if gbps > REFUTED * best.gbps:
-        say(
-            f"What limits {name} cannot be told: it reads {digits(gbps)} GB/s, and the best rate "
-            f"that was measured alone is {digits(best.gbps)}. That rate is too low: measure it "
-            "again."
-        )
-        return
-    try:
-        kernels = StepKernels(model, settings, ceilings).total(1, n_past, 1)
-    except LabError as error:
-        say(f"What limits {name} cannot be told: {error.what}")
-        return
-    row = {
-        "measured_s": measured_s,
-        "least_s": kernels.total_s,
-        "traffic_s": cost_of_step.n_bytes / best.gbps / 1e9,
-        "arithmetic_s": cost_of_step.flops / best.gflops / 1e9,
-        "attention_s": kernels.attention_s,
-        "attention_traffic_s": cost_of_step.kv_read_bytes / best.gbps / 1e9,
-        "attention_arithmetic_s": cost_of_step.attention_flops / best.gflops / 1e9,
-        "attention_flops": cost_of_step.attention_flops,
-        "attention_bytes": cost_of_step.kv_read_bytes,
-        "flops": cost_of_step.flops,
-        "n_bytes": cost_of_step.n_bytes,
-        "phase": DECODE,
-        "parts": {
-            explanation.LAYERS: kernels.layers_s,
-            explanation.ATTENTION: kernels.attention_s,
-        },
-    }
-    say(statements.limit(SimpleNamespace(**row), name))
 
 
 def added(
@@ -564,35 +341,6 @@ def added(
         served = table.runs(by_server).query("not warmup")[figure].median()
         differences.append(float(served - alone))
     return differences
-
-
-def drafts(row: Any) -> None:
-    """Say whether drafts pay, from a row of `lab.speculate`."""
-    if row.length is None or row.speed_up is None:
-        return
-    interval = None if row.low is None else (row.low, row.high)
-    say(statements.drafts(row.text, row.length, row.speed_up, interval))
-
-
-def drafts_to_gain(
-    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
-) -> None:
-    """Say which number of drafts gains most by the measured times of steps of `lab.speculate`.
-
-    `ceilings` and plain `runs` set it against what `experiments` predicts, for the same number.
-    """
-    steps = {row.n_positions - 1: row.v for row in speculation_curve.rows(_timed(records))}
-    predicted = None
-    for experiment in _experiments(runs, ceilings) if ceilings else ():
-        if experiment.figures["experiment"] == "speculate":
-            predicted = (experiment.figures["n_draft"], experiment.figures["gain"])
-    if any(steps):
-        say(agreement.drafts_to_gain(steps, predicted))
-
-
-def figures(records: Sequence[Record]) -> pd.DataFrame:
-    """The most used columns of the summary, one row per setup and length. Times are medians."""
-    return summaries.summary(table.runs(_timed(records)))[FIGURES]
 
 
 def split(records: Sequence[Record]) -> None:
@@ -619,10 +367,10 @@ def both_laws(sweep: Sequence[Record], short: Sequence[Record] = ()) -> tuple[La
     """
     import pandas as pd
 
-    lengths = summaries.summary(table.runs(_timed(sweep)))
+    lengths = summaries.summary(table.runs(timed_runs(sweep)))
     prefill = sweep_laws.prefill_law(lengths)
     if short:
-        lengths = pd.concat([summaries.summary(table.runs(_timed(short))), lengths])
+        lengths = pd.concat([summaries.summary(table.runs(timed_runs(short))), lengths])
     decode = sweep_laws.decode_law(lengths)
     if prefill is None or decode is None:
         raise LabError(
@@ -661,7 +409,7 @@ def choosing_shares(records: Sequence[Record]) -> dict[int, float]:
     of sequences."""
     from lab.features.choose.figures import figures as choosing_figures
 
-    measured = choosing_figures(_timed(records), [])
+    measured = choosing_figures(timed_runs(records), [])
     if measured is None:
         raise LabError("No run chose a token.", "Measure again: lab.choose()")
     shares: dict[int, float] = {}
@@ -722,109 +470,6 @@ def rows_of(*rows: dict[str, Any]) -> pd.DataFrame:
         if pd.api.types.is_float_dtype(frame[name]):
             frame[name] = frame[name].map(digits)
     return frame.set_index(frame.columns[0])
-
-
-def kernels(
-    ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]
-) -> pd.DataFrame:
-    """Kernel rates at a model's feed-forward shape: one row per quantization and number of
-    tokens."""
-    import pandas as pd
-
-    measured = []
-    for rate in ceilings.rates:
-        has_shape = (rate.op, rate.rows, rate.columns) == (MUL_MAT, model.n_ff, model.n_embd)
-        if has_shape and rate.n_threads == n_threads and rate.type in types:
-            row = {
-                "type": rate.type,
-                "tokens at once": rate.n_tokens,
-                "GB/s": round(probing.gbps(rate), 2),
-                "GFLOP/s": round(probing.gflops(rate), 1),
-            }
-            measured.append(row)
-    if not measured:
-        raise LabError(
-            f"The kernels of {', '.join(types)} with {n_threads} threads are not measured at this "
-            "model's shape.",
-            "Measure them: lab.ceilings(types=[...], threads=...)",
-        )
-    return pd.DataFrame(measured).sort_values(["type", "tokens at once"], ignore_index=True)
-
-
-def step_ms(
-    ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int
-) -> float:
-    """The milliseconds of one step if each kernel runs at its ceiling.
-
-    LabError for a kernel without a ceiling.
-    """
-    return 1e3 * StepKernels(model, settings, ceilings).total(n_tokens, n_past, 1).total_s
-
-
-def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
-    """FLOPs and bytes of one step of `n_tokens` after `n_past`, with logits for the last token."""
-    return step_kernels.known(cost.step(model, n_tokens, n_past, 1), model)
-
-
-def shape(name: str, quantization: str) -> Model:
-    """A model of `lab models` in a quantization, made from its shape; needs no file."""
-    return synthetic.model_of(catalog.find(name), quantization)
-
-
-def kv_bytes(model: Model, kind: str = "f16") -> float:
-    """Bytes of one token in a KV cache of type `kind`. LabError if the model's header does not
-    tell."""
-    n_bytes = memory.kv_bytes_per_position(model, kind, kind)
-    if not n_bytes:
-        raise step_kernels.not_known(model)
-    return n_bytes
-
-
-def memory_bytes(record: Record) -> float:
-    """The memory of the device that computed a run: of a GPU its own, of a CPU the machine's.
-
-    LabError for several devices, and for one whose memory is unknown.
-    """
-    n_bytes = probing.memory_bytes(record)
-    if n_bytes is None:
-        raise LabError(
-            f"The memory of {machine_name(record)} is unknown.",
-            "Enter the bytes of its memory instead, such as 24e9.",
-        )
-    return n_bytes
-
-
-def caches(models: Sequence[Model]) -> pd.DataFrame:
-    """KV cache sizes (F16): bytes per token, at 8,192 tokens, and the length at which the cache
-    equals the weights."""
-    import pandas as pd
-
-    sizes = []
-    for model in models:
-        if not model.n_bytes:
-            continue
-        token_bytes = kv_bytes(model)
-        row = {
-            "model": f"{model.name} {model.quantization}",
-            "queries per kv head": (model.n_head or 0) // (model.n_head_kv or 1),
-            "bytes per token": f"{token_bytes:,.0f}",
-            "cache at 8,192 tokens, GB": round(8192 * token_bytes / 1e9, 2),
-            "weights, GB": round(model.n_bytes / 1e9, 2),
-            "tokens until the cache weighs as much": f"{model.n_bytes / token_bytes:,.0f}",
-        }
-        sizes.append(row)
-    return pd.DataFrame(sizes)
-
-
-def ceilings_of(contents: Contents) -> Ceilings:
-    """The ceilings in a results file for the machine of its first record. LabError without any."""
-    place = probing.place_of_record(contents.records[0])
-    return probing.need(contents.ceilings, place, "this file")
-
-
-def machine_name(record: Record) -> str:
-    """The machine that made a record, as the plots name it."""
-    return machine.label(record.machine, record.settings)
 
 
 def serve(n_threads: int | None = None) -> OwnServer:
@@ -902,16 +547,3 @@ def _draw(picture: Picture, size: tuple[float, float]) -> None:
     figure = plt.figure(figsize=size, layout="constrained")
     with matplotlib.rc_context({"text.parse_math": False}):
         picture.draw(figure)
-
-
-def _timed(records: Sequence[Record]) -> list[Record]:
-    """The records of timed runs without an error. LabError with the first error where there is
-    none."""
-    timed = [record for record in records if record.run.is_timed]
-    if not timed:
-        errors = text_doubts.failures(records)
-        raise LabError(
-            f"All runs failed. {' '.join(errors[:1])}".strip(),
-            "Measure again, with shorter lengths.",
-        )
-    return timed
