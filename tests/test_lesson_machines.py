@@ -326,8 +326,12 @@ def limits(here: Session) -> Said:
     yield "cheaper", "2", cheaper
     (limit,) = hear(
         lambda: lesson.limit_of_step(
-            *("decode of a model", here.model, here.settings, here.ceilings),
-            *(here.token_s(SHORT), SHORT + 31),
+            "decode of a model",
+            here.model,
+            here.settings,
+            here.ceilings,
+            [here.token_s(SHORT)],
+            SHORT + 31,
         )
     )
     yield "decode_short", "2", limit
@@ -495,7 +499,9 @@ def test_a_step_that_refutes_the_best_rate_has_no_limit(
     bytes_read = lesson.step_cost(here.model, 1, SHORT).n_bytes
     for share, is_told in ((0.9, True), (1.05, True), (1.37, False)):
         step_s = bytes_read / (share * lesson.roof(here.ceilings).gbps * 1e9)
-        lesson.limit_of_step("decode", here.model, here.settings, here.ceilings, step_s, SHORT)
+        lesson.limit_of_step(
+            "decode", here.model, here.settings, here.ceilings, [step_s], SHORT
+        )
         assert ("That rate is too low" in capsys.readouterr().out) is not is_told
 
 

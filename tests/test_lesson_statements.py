@@ -239,6 +239,45 @@ def test_much_work_outside_the_kernels_is_named_beside_the_limit() -> None:
     )
 
 
+def test_runs_on_both_sides_of_the_rule_do_not_tell_the_limit() -> None:
+    def row(measured_s: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            **{"measured_s": measured_s, "least_s": measured_s, "attention_s": 0.0},
+            **{"traffic_s": 1.0, "arithmetic_s": 0.1},
+            **{"attention_arithmetic_s": 0.0, "attention_traffic_s": 0.0},
+        )
+
+    agreeing = statements.limit_in_runs([row(1.30), row(1.40), row(1.45)], "decode")
+    assert agreeing.verdict == explanation.TRAFFIC
+    assert "1.4x the speed" in agreeing.sentence
+    split = statements.limit_in_runs([row(1.47), row(1.49), row(1.59)], "decode")
+    assert split.verdict == statements.UNCLEAR
+    assert split.sentence == (
+        "In decode, memory would allow 1.47x to 1.59x the speed in the runs: by the fastest run "
+        "the limit is memory traffic, and by the slowest the kernel. So these runs do not tell "
+        "which."
+    )
+
+
+@pytest.mark.parametrize(
+    ("predicted", "ratio", "words"),
+    [
+        (0.203, (0.257, 0.253, 0.290), "in the same direction, but more than was measured"),
+        (0.616, (0.743, 0.699, 0.793), "in the same direction, but more than was measured"),
+        (0.40, (0.257, 0.253, 0.290), "explain only a part of the difference"),
+        (0.80, (0.257, 0.253, 0.290), "do not explain the difference"),
+        (1.50, (0.257, 0.253, 0.290), "do not explain the difference"),
+        (0.26, (0.257, 0.253, 0.290), "they agree"),
+    ],
+)
+def test_ceilings_that_miss_a_difference_say_to_which_side(
+    predicted: float, ratio: tuple[float, float, float], words: str
+) -> None:
+    attention = statements.slow_attention(None, DECODE)
+    statement = statements.explains("prefill", "there", predicted, Ratio(*ratio), attention)
+    assert words in statement.sentence
+
+
 def test_tokens_along_an_answer_are_compared_within_their_run() -> None:
     slow_run_hides_nothing = statements.along_answer(10, [4.0, 8.0], [5.0, 10.4])
     assert slow_run_hides_nothing.verdict == MORE

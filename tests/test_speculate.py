@@ -141,13 +141,26 @@ def test_the_share_at_which_it_pays(
     [
         (
             1.75,
-            "drafts of 2 tokens pay if each drafted token is right with a chance above 50 %",
+            "A step of 3 positions takes 1.75x a step of one: drafts of 2 tokens pay if each "
+            "drafted token is right with a chance above 50 %.",
         ),
-        (3.0, "no draft length pays, even with every token accepted"),
+        (
+            3.0,
+            "A step of 3 positions takes 3.00x a step of one: no draft length pays, even with "
+            "every token accepted.",
+        ),
     ],
 )
 def test_drafts_pay_above_a_chance_of_each_token(v: float, sentence: str) -> None:
     assert curve.what_pays([SimpleNamespace(n_positions=3, v=v, c=None)]) == sentence
+
+
+def test_the_step_of_the_sentence_is_that_of_its_drafts() -> None:
+    rows = [SimpleNamespace(n_positions=n, v=v, c=None) for n, v in ((4, 2.86), (5, 3.52))]
+    assert curve.what_pays(rows) == (
+        "A step of 4 positions takes 2.86x a step of one: drafts of 3 tokens pay if each drafted "
+        "token is right with a chance above 78 %."
+    )
 
 
 def test_the_expected_length_of_the_textbook() -> None:

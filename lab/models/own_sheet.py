@@ -53,7 +53,7 @@ FIGURES = {
     PREFILL: SheetFigure("tokens/s", "prefill of 512 tokens"),
     "longest_gap": SheetFigure("ms", "the longest wait between two tokens"),
     "alone": SheetFigure("ms", "a step of a batch with one user"),
-    "user": SheetFigure("ms", "what one more user adds to such a step"),
+    "user": SheetFigure("ms", "what each further user adds to such a step, up to 4"),
     "server": SheetFigure("ms", "what a server adds to each token"),
 }
 """The figures that a row may have."""

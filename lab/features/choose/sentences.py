@@ -73,7 +73,8 @@ def grammars(by_key: dict[tuple[str, int], Any], default: Any) -> list[str]:
             continue
         added_s = max(0.0, checked.choose_s - default.choose_s)
         lines.append(
-            f"A {name} adds {seconds(added_s)} a token if it checks each choice "
+            f"With {plural(default.n_seq, 'sequence')} a {name} adds {seconds(added_s)} a token if "
+            "it checks each choice "
             f"(5 to 95 % of the tokens: {seconds(checked.low_s)} to {seconds(checked.high_s)}), "
             f"{seconds(masked.choose_s - default.choose_s)} if it masks the vocabulary before "
             f"every choice. Building it takes {seconds(checked.built_s)}, once an answer."
@@ -103,7 +104,7 @@ def one_after_the_other(rows: Sequence[Any]) -> list[str]:
     return [
         "Sequences are chosen one after the other: the time of one sequence times their number "
         f"differs by {percent(statistics.median(errors))} from the measured time of all (median of "
-        f"{plural(len(errors), 'row')})."
+        f"{plural(len(errors), 'row')}, without {GREEDY})."
     ]
 
 

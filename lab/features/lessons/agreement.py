@@ -128,7 +128,10 @@ def context_in_batch(factors: Sequence[float], k_ratio: float | None) -> Judgeme
                     "with the k of notebook 1 the law would hold, so one k of the two is off"
                 )
             elif with_other_k == verdict:
-                reason = "the batch changes it, because the k of notebook 1 gives the same"
+                reason = (
+                    "the k of notebook 1 gives the same, so the batch changes it, or the machine's "
+                    "speed changed between the two measurements"
+                )
         end += f": {reason}. Take the answers below for long contexts as orders of magnitude."
     figures = f"{digits(min(factors))} to {digits(max(factors))}"
     sentence = f"The longer context took {figures} times what the law says. {end}"

@@ -212,16 +212,17 @@ def limit_of_step(
     model: Model,
     settings: Settings,
     ceilings: Ceilings,
-    measured_s: float,
+    times_s: Sequence[float],
     n_past: int,
 ) -> None:
-    """Say what limits a decode step of one sequence, by the rule of `explain`.
+    """Say what limits a decode step of one sequence, by the rule of `explain`, from its seconds in
+    each run.
 
     A step that reads much faster than the best rate refutes that rate: then nothing is concluded.
     """
     cost_of_step = step_cost(model, 1, n_past)
     best = kernel_rates.roof(ceilings)
-    gbps = cost_of_step.n_bytes / measured_s / 1e9
+    gbps = cost_of_step.n_bytes / statements.middle(times_s) / 1e9
     if gbps > REFUTED * best.gbps:
         say(
             f"What limits {name} cannot be told: it reads {digits(gbps)} GB/s, and the best rate "
@@ -235,7 +236,6 @@ def limit_of_step(
         say(f"What limits {name} cannot be told: {error.what}")
         return
     row = {
-        "measured_s": measured_s,
         "least_s": kernels.total_s,
         "traffic_s": cost_of_step.n_bytes / best.gbps / 1e9,
         "arithmetic_s": cost_of_step.flops / best.gflops / 1e9,
@@ -252,7 +252,9 @@ def limit_of_step(
             explanation.ATTENTION: kernels.attention_s,
         },
     }
-    say(statements.limit(SimpleNamespace(**row), name))
+    ends_s = (min(times_s), statements.middle(times_s), max(times_s))
+    rows_of_runs = [SimpleNamespace(**row, measured_s=seconds) for seconds in ends_s]
+    say(statements.limit_in_runs(rows_of_runs, name))
 
 
 def drafts(row: Any) -> None:

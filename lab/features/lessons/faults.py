@@ -90,7 +90,9 @@ SESSIONS = {
     ),
     3: FaultSession(("3.jsonl",), WHY, "Twice the threads, and the tokens come slower."),
     4: FaultSession(
-        ("4.jsonl", "4.txt"), WHY, "The same model and thread, and the server decodes faster."
+        ("4.jsonl", "4.txt"),
+        WHY,
+        "The same model and thread, and the server says a higher rate.",
     ),
     5: FaultSession(
         ("base.jsonl", "5.jsonl"),

@@ -248,6 +248,24 @@ def limit(row: Any, name: str) -> Judgement:
     )
 
 
+def limit_in_runs(rows: Sequence[Any], name: str) -> Judgement:
+    """What limits a phase, from rows of its fastest run, the median one and the slowest.
+
+    Unclear where they do not agree: then the time is near the rule's limit.
+    """
+    by_run = [limit(row, name) for row in rows]
+    verdicts = list(dict.fromkeys(judgement.verdict for judgement in by_run))
+    if len(verdicts) == 1:
+        return by_run[len(by_run) // 2]
+    factors = [row.measured_s / row.traffic_s for row in rows]
+    sentence = (
+        f"In {name}, memory would allow {times(min(factors))} to {times(max(factors))} the speed "
+        f"in the runs: by the fastest run the limit is {verdicts[0]}, and by the slowest "
+        f"{verdicts[-1]}. So these runs do not tell which."
+    )
+    return Judgement(f"limit of {name}", UNCLEAR, sentence)
+
+
 def allowed(resource: str, factor: float) -> str:
     """How many times as fast a step would be with nothing but this resource."""
     if factor < 1:
@@ -471,9 +489,10 @@ def explains(
     off = measured.estimate / predicted
     is_within = measured.low / NEAR <= predicted <= measured.high * NEAR
     is_near = 1 / AGREE < off < AGREE
-    if is_near and explained > OVEREXPLAINED and not is_within:
+    most = OVEREXPLAINED if is_near else 1.0
+    if explained > most and not is_within:
         sentence = f"{figures}: in the same direction, but more than was measured."
-        return Judgement(subject, UNCLEAR, sentence)
+        return Judgement(subject, UNCLEAR if is_near else FAILS, sentence)
     agrees = explained >= EXPLAINED and (is_within or is_near)
     reach = max(measured.high / measured.estimate, measured.estimate / measured.low)
     if agrees and reach > AGREE:
@@ -490,9 +509,8 @@ def explains(
     reason = "work outside of the kernels, or other programs"
     if attention.verdict == KERNEL:
         reason = "the slow kernel of attention, too"
-    sentence = (
-        f"{figures}. The kernels do not explain the difference: the rest can be {reason}."
-    )
+    effect = "explain only a part of" if EXPLAINED <= explained < 1 else "do not explain"
+    sentence = f"{figures}. The kernels {effect} the difference: the rest can be {reason}."
     return Judgement(subject, FAILS, sentence)
 
 

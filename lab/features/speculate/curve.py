@@ -74,30 +74,34 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
     several = [row for row in rows if row.n_positions > 1]
     sentences = []
     for curve in grouped(several, lambda row: (row.n_prompt, row.draft)).values():
-        last = curve[-1]
-        step = f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one"
-        if last.c is not None:
-            step = f"{step}, drafting a token {digits(last.c)}x"
-        sentences.append(f"{step}: {what_pays(curve)}.")
+        sentences.append(what_pays(curve))
     pairs = [(row.expected_v, row.v) for row in several]
     return sentences + prediction_errors(pairs, "v")
 
 
 def what_pays(curve: Sequence[Any]) -> str:
-    """The draft length that needs the least chance of a right draft to pay."""
+    """The draft length that needs the least chance of a right draft to pay, and what its step
+    costs; the longest one where none pays."""
     possible = []
     for row in curve:
         n_draft = row.n_positions - 1
         chance = drafts.break_even(row.v, row.c or 0.0, n_draft)
         if chance is not None:
-            possible.append((chance, n_draft))
+            possible.append((chance, n_draft, row))
     if not possible:
-        return "no draft length pays, even with every token accepted"
-    chance, n_draft = min(possible)
+        cost = cost_of_step(curve[-1])
+        return f"{cost}: no draft length pays, even with every token accepted."
+    chance, n_draft, row = min(possible, key=lambda found: found[:2])
     return (
-        f"drafts of {plural(n_draft, 'token')} pay if each drafted token is right with a chance "
-        f"above {100 * chance:.0f} %"
+        f"{cost_of_step(row)}: drafts of {plural(n_draft, 'token')} pay if each drafted token is "
+        f"right with a chance above {100 * chance:.0f} %."
     )
+
+
+def cost_of_step(row: Any) -> str:
+    """What a step with drafts and drafting a token take, over a plain step."""
+    step = f"A step of {row.n_positions} positions takes {digits(row.v)}x a step of one"
+    return step if row.c is None else f"{step}, drafting a token {digits(row.c)}x"
 
 
 TABLE = ExperimentTable(

@@ -187,8 +187,8 @@ def drafts_of(answer: PastedAnswer, n_gen: int | None) -> dict[str, Any]:
     """Drafted and accepted tokens, and the tokens that a step brings with them."""
     drafted = answer.count("drafted")
     accepted = answer.count("accepted")
-    each = answer.number("tokens_per_step")
-    if not each and n_gen and accepted and n_gen > accepted:
+    each = answer.number("tokens_per_step")  # often of the steps with drafts alone
+    if n_gen and accepted and n_gen > accepted:
         each = n_gen / (n_gen - accepted)
     return {"drafted": drafted, "accepted": accepted, "tokens_per_step": each}
 
