@@ -456,6 +456,28 @@ def test_few_cores_read_slower_than_the_memory_allows() -> None:
     assert described.find("gbps=51.2 cores=2 avx2").reading_slowdown == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "cores", "gbps"),
+    [
+        ("threadripper pro 3955wx", 16, 204.8),
+        ("threadripper-pro-5975wx", 32, 204.8),
+        ("threadripper pro 5995wx", 64, 204.8),
+        ("threadripper 7965wx", 24, 332.8),
+        ("threadripper pro 7995wx", 96, 332.8),
+        ("threadripper pro 9985wx", 64, 409.6),
+        ("grace", 72, 500),
+        ("graviton4", 96, 537.6),
+        ("threadripper 7980x", 64, 179.2),
+    ],
+)
+def test_a_name_tells_the_cores_and_the_memory_of_its_family(
+    words: str, cores: int, gbps: float
+) -> None:
+    family = processors.family_of(words)
+    assert family is not None
+    assert (family.cores, family.gbps) == (cores, pytest.approx(gbps))
+
+
 def test_every_family_of_processors_has_a_kind_of_cores() -> None:
     names = ("core-i5-12400", "n100", "xeon gold 6138", "ryzen 5600", "graviton4", "m2:cpu")
     kinds = [described.find(name).core for name in names]
