@@ -343,7 +343,7 @@ def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> No
     assert json.loads(out)
     (path,) = tmp_path.glob("*.jsonl")
     lines = results.read([path]).requests
-    timed = [record.request for record in lines if record.is_timed]
+    timed = [record.request for record in lines if record.is_good]
     assert [request.status for request in timed] == [OK, OK]
     assert [times.n_generated(request) for request in timed] == [6, 6]
     assert {figures(request).is_warm for request in timed} == {None}

@@ -72,7 +72,7 @@ def test_a_volley_is_sent_at_once_and_each_request_says_its_case(
 ) -> None:
     requests, path = records
     assert results.read([path]).requests == tuple(requests)
-    timed = [record for record in requests if record.is_timed]
+    timed = [record for record in requests if record.is_good]
     assert len(timed) == 2 * (1 + 4)
     of_four = [record for record in timed if record.case == {"n_seq": 4, "is_shared": False}]
     assert {record.experiment for record in of_four} == {"batch"}
@@ -126,7 +126,7 @@ def test_runs_in_process_stand_beside_them(
 def test_a_volley_with_a_failed_request_is_left_out(
     records: tuple[list[RequestRecord], Path],
 ) -> None:
-    requests = [record for record in records[0] if record.is_timed]
+    requests = [record for record in records[0] if record.is_good]
     last = requests[-1]
     failed = dataclasses.replace(
         last, request=dataclasses.replace(last.request, status="failed")

@@ -57,7 +57,7 @@ def sections(
 
     context = context or Context()
     runs = list(filter(is_plain, table.of_engine(records)))
-    has_answers = any(request.is_timed for request in table.alone(records))
+    has_answers = any(request.is_good for request in table.alone(records))
     context = dataclasses.replace(
         context, runs=runs, together=context.together and has_answers
     )
@@ -135,7 +135,7 @@ def _closing(records: Lines, sentences: Sequence[str]) -> list[Section]:
     ]
     requests = table.requests_of(records)
     if requests:
-        has_no_answer = not any(request.is_timed for request in requests)
+        has_no_answer = not any(request.is_good for request in requests)
         of_requests = Section(
             answer="No request went well." if has_no_answer else "",
             failures=text_requests.failures(requests),

@@ -449,13 +449,8 @@ class Record:
         return self.run.warmup
 
     @property
-    def is_timed(self) -> bool:
-        """Whether its times count."""
-        return self.run.is_timed
-
-    @property
     def is_good(self) -> bool:
-        """Whether it succeeded and is no warm-up."""
+        """Whether the line holds a result, as every kind of line says: here, a timed run."""
         return self.run.is_timed
 
     @property

@@ -226,13 +226,9 @@ class RequestRecord:
         return self.request.asked.warmup
 
     @property
-    def is_timed(self) -> bool:
+    def is_good(self) -> bool:
         """Whether the request succeeded and is no warm-up, so that its times count."""
         return self.status == OK and not self.is_warmup
-
-    @property
-    def is_good(self) -> bool:
-        return self.is_timed
 
     @property
     def model_name(self) -> str:

@@ -49,7 +49,7 @@ def plain_runs(records: Records) -> list[Record]:
 
 def answered(records: Records) -> list[RequestRecord]:
     """The successful requests that ran alone."""
-    return [record for record in table.alone(records) if record.is_timed]
+    return [record for record in table.alone(records) if record.is_good]
 
 
 def timed_rows(records: Readable) -> tuple[list[Record | RequestRecord], pd.DataFrame]:

@@ -33,7 +33,7 @@ class SoFar:
 
     def add(self, line: Any) -> None:
         """Add a timed run or request; other lines have no figures of this table."""
-        if not isinstance(line, Record | RequestRecord) or not line.is_timed:
+        if not isinstance(line, Record | RequestRecord) or not line.is_good:
             return
         variant = ""
         if isinstance(line, Record):

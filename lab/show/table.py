@@ -276,7 +276,7 @@ def of_engine(records: Records) -> list[Record]:
 def is_measured(record: RequestRecord) -> bool:
     """Whether a request is a repeat of the others: not known to be warm, with a full answer."""
     request = request_times.figures(record.request)
-    return record.is_timed and request.is_warm is not True and request.is_short is not True
+    return record.is_good and request.is_warm is not True and request.is_short is not True
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:

@@ -186,7 +186,7 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     """What successful requests do not show; of several setups each sentence begins with its
     label.
     """
-    good = [record for record in table.alone(records) if record.is_timed]
+    good = [record for record in table.alone(records) if record.is_good]
     setups = table.by_setup(good)
     sentences = []
     for label, of_setup in setups:
@@ -455,7 +455,7 @@ def _sentence(rows: pd.DataFrame) -> str:
 
 def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """The results of requests that ran alone: none if none went well."""
-    good = [record for record in records if record.is_timed]
+    good = [record for record in records if record.is_good]
     if not good:
         return []
     setups = table.by_setup(good)

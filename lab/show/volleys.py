@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import figures, request_times
 from lab.core.lists import plural
-from lab.core.record import OK, Record
+from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.request_times import RequestFigures
 from lab.show import canvas, table, text_requests
@@ -83,7 +83,7 @@ def _request_row(record: RequestRecord, times: RequestFigures) -> dict[str, Any]
         "n_gen": asked.n_gen,
         SIZE: record.case[SIZE],
         "repeat": asked.repeat,
-        "is_good": record.status == OK,
+        "is_good": record.is_good,
         **values,
         "n_tokens": times.n_generated or 0,
         "sent_s": sent_s,
@@ -99,7 +99,7 @@ def runs_in_process(records: Sequence[Record], experiment: str) -> pd.DataFrame:
         record
         for record in records
         if record.experiment == experiment
-        and record.is_timed
+        and record.is_good
         and not record.case.get("is_shared")
     ]
     if not timed:
@@ -182,7 +182,7 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
             f"The server has {plural(n_slots, 'slot')}, so {most - n_slots} of {most} requests "
             "at once wait for one."
         )
-    good = [record for record in records if record.is_timed]
+    good = [record for record in records if record.is_good]
     return [*lines, *text_requests.doubts([record.request for record in good])]
 
 

@@ -111,7 +111,7 @@ def command(dry_run: bool, **asked: Any) -> None:
 def finish(output: Output, lines: Sequence[Any], path: Path, problem: LabError | None) -> None:
     """Print the answer, and write the text for an issue beside the results."""
     shown: list[Section] = []
-    if any(isinstance(line, Record) and line.is_timed for line in lines):
+    if any(isinstance(line, Record) and line.is_good for line in lines):
         result = figures.bisected(lines)
         shown = [section(result, Context())]
         text = path.with_name(f"{path.stem}-issue.md")

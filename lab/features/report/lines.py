@@ -26,7 +26,7 @@ class ReportLines:
 
     @property
     def answered(self) -> list[RequestRecord]:
-        return [request for request in self.requests if request.is_timed]
+        return [request for request in self.requests if request.is_good]
 
     @property
     def of_parts(self) -> list[Record]:
