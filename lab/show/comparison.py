@@ -97,10 +97,11 @@ class Group:
 class ComparedFigure:
     """One figure at one length, of two groups: the base and the other."""
 
-    figure: str  # of figures.labels
+    # The key, flat: `--json` writes these fields
+    figure: str
     n_prompt: int
-    n_gen: int | None  # None for figures of prompts
-    case: str | None  # of an experiment
+    n_gen: int | None
+    case: str | None
     base: float  # median, in the unit of the figure
     other: float
     n_base: int  # runs, or blocks if `paired`
@@ -111,6 +112,10 @@ class ComparedFigure:
     verdict: str
     words: str  # the verdict as a part of a sentence
     doubts: tuple[str, ...] = ()  # of core/shown.py, of both sides
+
+    @property
+    def key(self) -> Key:
+        return Key(self.figure, self.n_prompt, self.n_gen, self.case)
 
     @property
     def name(self) -> str:
@@ -168,7 +173,7 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
     if not records:
         message = "There is nothing to compare: no records are given."
         raise LabError(message, "Measure some: lab measure")
-    rows = sessions_apart(table.measured(table.runs(records)))
+    rows = rows_by_session(table.measured(table.runs(records)))
     if rows.empty:
         message = "There is nothing to compare: no run has a result."
         raise LabError(message, "See the errors of the runs: lab show RESULTS")
@@ -202,18 +207,22 @@ def _with_base_first(setups: Sequence[Group], base: str) -> list[Group]:
     return matches + [group for group in setups if group is not matches[0]]
 
 
-def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same rows; if all are of one setup, each session becomes a variant to be compared."""
+def _compares_sessions(rows: pd.DataFrame) -> bool:
+    """Whether sessions are compared: there are several, and all are of one setup."""
     n_sessions = rows.session.nunique()
-    if rows.empty or not 2 <= n_sessions <= MOST_GROUPS or len(table.setups(rows)) > 1:
+    return 2 <= n_sessions <= MOST_GROUPS and len(table.setups(rows)) == 1
+
+
+def rows_by_session(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows; if sessions are compared, the session is their variant."""
+    if not _compares_sessions(rows):
         return rows
     return rows.assign(variant=SESSION + rows.session)
 
 
 def by_session(records: Sequence[Record]) -> list[Record]:
-    """As `sessions_apart`, for records."""
-    rows = table.measured(table.runs(records))
-    if sessions_apart(rows) is rows:
+    """The same records; if sessions are compared, the session is their variant."""
+    if not _compares_sessions(table.measured(table.runs(records))):
         return list(records)
     separate = []
     for record in records:
@@ -446,10 +455,7 @@ def _row(
     else:
         outcome, words = verdict(ratio, at_least)
     return ComparedFigure(
-        figure=key.figure,
-        n_prompt=key.n_prompt,
-        n_gen=key.n_gen,
-        case=key.case,
+        **key._asdict(),
         base=statistics.median(compared.base),
         other=statistics.median(compared.other),
         n_base=len(compared.base),

@@ -115,9 +115,8 @@ def _draw_blocks(
     of_other: Mapping[Key, pd.DataFrame],
 ) -> None:
     """A point for the ratio of each block."""
-    key = Key(row.figure, row.n_prompt, row.n_gen, row.case)
-    base_blocks = of_base[key].groupby("block")
-    other_blocks = of_other[key].groupby("block")
+    base_blocks = of_base[row.key].groupby("block")
+    other_blocks = of_other[row.key].groupby("block")
     base_means = base_blocks.value.agg(statistics.geometric_mean)
     other_means = other_blocks.value.agg(statistics.geometric_mean)
     ratios = (other_means / base_means).dropna()

@@ -37,7 +37,7 @@ def figures_of(name: str) -> list[list[Figure]]:
             f"{name} has no plain run that succeeded{first_error(measured)}.",
             "Measure some: lab measure",
         )
-    rows = comparison.sessions_apart(rows)
+    rows = comparison.rows_by_session(rows)
     spreads = session_spread.known_spreads(measured)
     setups = table.setups(rows)
     groups = list[list[Figure]]()
