@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lab.core import memory
+from lab.core.matrices import ATTENTION, EMBEDDING, Matrix
 from lab.core.memory import CPU, Memory, Tensor
 from lab.core.record import Device, Model, Settings
 from tests.support.records import MODEL, SETTINGS
@@ -112,6 +113,7 @@ def test_the_widest_moment_of_a_step_on_the_cpu(
         ({"n_head": 1}, {"kv_offload": False}, ALL_ON_GPU, 128 + 20),
         # Tensors on the CPU are multiplied there
         ({}, {"n_cpu_moe": 1}, ALL_ON_GPU, 128 + 30 + 24 + 16),
+        ({}, {**PLAIN, "n_cpu_moe": 1}, ALL_ON_GPU, 256 + 30 + 24 + 16),
         ({}, {"override_tensor": ("a=GPU", "b=CPU")}, ALL_ON_GPU, 128 + 30 + 24 + 16),
         ({}, {"override_tensor": ("a=GPU",)}, ALL_ON_GPU, 128 + 20),
         # The output, or the layers, on the CPU
@@ -145,6 +147,7 @@ LAYER_CACHE = POSITION_BYTES * 256 / WIDTH_BYTES
         (LARGE_FEED_FORWARD, {}, ALL_ON_GPU, 128 + 300 + 20),
         ({"n_ff": 1000}, PLAIN, ALL_ON_GPU, 256 + 16 + 3000 + 20),
         (EXPERTS, {}, ALL_ON_GPU, 128 + 2 * (12 + 40) + 10),
+        ({"n_head": 1}, {}, ALL_ON_GPU, 128 + 20 + 8),
         # The output matrix
         (LARGE_VOCABULARY, {}, ALL_ON_GPU, 1000 + 20),
         (LARGE_VOCABULARY, {}, OUTPUT_ON_CPU, 128 + 20 + 24),
@@ -171,6 +174,7 @@ def test_the_widest_moment_of_a_step_on_a_device(
     expected: float,
 ) -> None:
     assert width(changes, settings, GPU, layer_devices) == pytest.approx(expected)
+    assert width(changes, settings, "another GPU", layer_devices) == 0
 
 
 @pytest.mark.parametrize(
@@ -262,6 +266,34 @@ def test_the_weights_take_what_the_file_takes() -> None:
     assert memory.of_context(small(n_bytes=None), STEP).weights_bytes == 0
 
 
+def test_layouts_of_the_cpu_count_without_layers_on_devices() -> None:
+    """AMX adds 4 bytes to each block of 32 numbers of Q8_0."""
+    model = small(matrices=(Matrix(ATTENTION, "Q8_0", 32, 64, 2),))
+    amx = "AMX_INT8 = 1 | AVX512_VNNI = 1 | REPACK = 1"
+
+    def n_bytes(n_gpu_layers: int) -> int:
+        return memory.of_context(model, step(n_gpu_layers=n_gpu_layers), amx).weights_bytes
+
+    assert n_bytes(0) == 10**6 + 2 * 32 * 64 // 32 * 4
+    assert n_bytes(1) == 10**6
+
+
+def test_a_tied_table_of_another_layout_is_there_twice() -> None:
+    """The copy for the output has 4 bytes more in each block of 34."""
+    tied = small(
+        matrices=(
+            Matrix(EMBEDDING, "Q8_0", 64, 32, 1),
+            Matrix(ATTENTION, "Q8_0", 32, 32, 3),
+            Matrix(ATTENTION, "odd", 32, 32, 3),
+        )
+    )
+    amx = "AMX_INT8 = 1 | AVX512_VNNI = 1 | REPACK = 1"
+    of_layers = 3 * 32 * 4
+    assert memory.of_context(tied, STEP, amx).weights_bytes == 10**6 + of_layers + 64 * 38
+    untied = dataclasses.replace(tied, tied_embeddings=False)
+    assert memory.of_context(untied, STEP, amx).weights_bytes == 10**6 + of_layers
+
+
 def test_memory_of_two_models_is_known_where_both_are() -> None:
     both = Memory(1, 20, 300).beside(Memory(4, 50, 600))
     assert both == Memory(5, 70, 900)
@@ -322,7 +354,8 @@ def test_without_a_table_of_tensors_layers_are_equal() -> None:
     unknown = dataclasses.replace(tied, embedding_bytes=None)
     assert weights(unknown, n_gpu_layers=0) == {"A": 0, "B": 0, CPU: 999}
     larger = dataclasses.replace(tied, embedding_bytes=2000)
-    assert weights(larger, n_gpu_layers=0) == {"A": 0, "B": 0, CPU: 2000}
+    single = dataclasses.replace(larger, n_layer=1)
+    assert weights(single, n_gpu_layers=0) == {"A": 0, "B": 0, CPU: 2000}
 
 
 def test_tensors_without_a_layer_have_a_home() -> None:
