@@ -1,0 +1,340 @@
+"""What was learned of rates, with planted factors and spreads: every term worked out by hand."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lab.core.record import DECODE, PREFILL
+from lab.models import catalog, named, synthetic
+from lab.models.devices import Assumption, DeviceSheet
+from lab.roofline import datasheet
+from lab.roofline.datasheet import (
+    Condition,
+    DatasheetCase,
+    DatasheetParts,
+    End,
+    LearnedRates,
+    Unpublished,
+)
+
+CARD = DeviceSheet(
+    "geforce", "card-8gb", "a card of NVIDIA", 1000, "a test", architecture="ada"
+)
+PROCESSOR = DeviceSheet("cpu", "processor", "cores", 100, "a test", simd="avx2")
+ON_CUDA = "CUDA in llama.cpp"
+CARD_ON_CUDA = f"card-8gb on {ON_CUDA}"
+FAMILY = f"ada on {ON_CUDA}"
+
+
+def case(
+    phase: str = PREFILL,
+    parts: Sequence[float] = (1, 1, 1, 1, 1),
+    device: DeviceSheet = CARD,
+    **changes: Any,
+) -> DatasheetCase:
+    planted = DatasheetCase(
+        phase=phase,
+        device=device,
+        backend="CUDA" if device.kind == "geforce" else "CPU",
+        runtime="llama.cpp",
+        model="model",
+        quantization="Q4_0",
+        flash_attn=None,
+        n_prompt=100,
+        has_experts=False,
+        parts=DatasheetParts(*parts),
+    )
+    return dataclasses.replace(planted, **changes)
+
+
+def learned(**changes: Any) -> LearnedRates:
+    """Every part takes as long as the datasheet says; no factor is known."""
+    names = {
+        name for law in datasheet.FACTORS.values() for part in law.values() for name in part
+    }
+    planted = LearnedRates(
+        phase=PREFILL,
+        parts=dict.fromkeys(datasheet.PARTS, 1.0),
+        factors={**{name: {} for name in names}, "model": {"model": 1.0}},
+        spread=dict.fromkeys([*names, "model"], 0.0),
+        ranges={
+            "all": {"fast": math.exp(-1), "slow": math.exp(2)},
+            "all, long": {"fast": math.exp(-3), "slow": math.exp(1)},
+        },
+        sd={
+            "device": {CARD_ON_CUDA: 0.1},
+            "family": {FAMILY: 0.3},
+            "runtime": {ON_CUDA: 0.5},
+            "noise": {"all": 0.2, "files": 0.15, "models": 0.12},
+        },
+    )
+    return dataclasses.replace(planted, **changes)
+
+
+# Factors
+
+
+def test_flash_attention_counts_half_on_and_half_off() -> None:
+    factors = {**learned().factors, "flash": {"CUDA": 9.0}}
+    rates = learned(factors=factors)
+    assert rates.coefficients(case(flash_attn=True))[0] == pytest.approx(3)
+    assert rates.coefficients(case(flash_attn=False))[0] == pytest.approx(1 / 3)
+    assert rates.coefficients(case())[0] == 1
+
+
+def test_a_device_has_its_own_factor_or_the_mean_of_its_variants() -> None:
+    of_variants = {"card-12gb": 2.0, "card-16gb": 8.0, "another": 100.0}
+    rates = learned(factors={**learned().factors, "device": of_variants})
+    assert rates.coefficients(case())[0] == pytest.approx(4)
+    of_device = {**of_variants, "card-8gb": 3.0}
+    rates = learned(factors={**learned().factors, "device": of_device})
+    assert rates.coefficients(case())[0] == 3
+
+
+def test_parts_without_a_figure_take_no_time() -> None:
+    rates = learned(parts={"weights": 2.0})
+    assert rates.part_times(case(parts=(7, 3, 7, 7, 7))) == [0, 6, 0, 0, 0]
+
+
+def test_a_token_on_a_processor_takes_the_longer_of_two_and_a_little_more() -> None:
+    """By their cubes: 27 and 64 are 91."""
+    times = learned().part_times(case(DECODE, (3, 4, 1, 5, 6), PROCESSOR))
+    assert times == pytest.approx([91 ** (1 / 3) * 27 / 91, 91 ** (1 / 3) * 64 / 91, 1, 5, 6])
+    assert learned().part_times(case(PREFILL, (3, 4, 1, 5, 6), PROCESSOR)) == [3, 4, 1, 5, 6]
+    assert datasheet.overlapping(0.0, 5.0) == (0, 5)
+    assert datasheet.overlapping(0.0, 0.0) == (0, 0)
+    unknown, reading_s = datasheet.overlapping(math.nan, 5.0)
+    assert math.isnan(unknown)
+    assert reading_s == 5
+
+
+def test_few_cores_read_slower_but_only_the_weights_of_a_token() -> None:
+    """Reading counts 0.7 of 100 GB/s; a core of this kind reads less than half of it."""
+    slow = dataclasses.replace(PROCESSOR, core="zen", cores=1)
+    slowdown = slow.reading_slowdown
+    assert slowdown > 1
+    assert case(DECODE, device=slow).slowdown("weights") == slowdown
+    assert case(DECODE, device=slow).slowdown("cache") == 1
+    assert case(PREFILL, device=slow).slowdown("weights") == 1
+
+
+def test_an_own_rate_shifts_the_expectation_down_to_the_limit() -> None:
+    of_token = case(parts=(4, 1, 1, 0, 5))
+    assert learned().expected_s(of_token) == pytest.approx(11)
+    assert learned().expected_s(of_token, Condition(math.log(2), 0)) == pytest.approx(22)
+    assert learned().expected_s(of_token, Condition(-math.log(2), 0)) == pytest.approx(5.5)
+    assert learned().expected_s(of_token, Condition(-math.log(4), 0)) == 5
+
+
+# What is known
+
+
+def test_the_uncertainty_is_that_of_the_closest_level_and_the_spread_below_it() -> None:
+    spread = {
+        **learned().spread,
+        "device": 0.4,
+        "family": 1.2,
+        "architecture": 0.3,
+        "runtime": 2.0,
+        "backend": 0.6,
+    }
+    rates = learned(spread=spread)
+    assert rates.uncertainty(case()) == 0.1
+    no_device = {**rates.sd, "device": {}}
+    by_family = learned(spread=spread, sd=no_device)
+    assert by_family.uncertainty(case()) == pytest.approx(math.hypot(0.3, 0.4))
+    no_family = {**no_device, "family": {}}
+    by_runtime = learned(spread=spread, sd=no_family)
+    assert by_runtime.uncertainty(case()) == pytest.approx(math.hypot(0.5, 0.3, 1.2, 0.4))
+    nothing = learned(spread=spread, sd={**no_family, "runtime": {}})
+    every_level = math.hypot(0.6, 2.0, 0.3, 1.2, 0.4)
+    assert nothing.uncertainty(case()) == pytest.approx(every_level)
+    # No part of a processor's law has a factor of a family, of a runtime or of a backend
+    on_processor = case(DECODE, device=PROCESSOR)
+    assert nothing.uncertainty(on_processor) == pytest.approx(math.hypot(0.3, 0.4))
+
+
+def test_the_deviation_has_the_noise_of_what_was_measured() -> None:
+    rates = learned()
+    assert rates.deviation(case()) == pytest.approx(math.hypot(0.2, 0.1))
+    assert rates.deviation(case(), Condition(0, 0.3)) == pytest.approx(math.hypot(0.15, 0.3))
+    of_type = Condition(0, 0.3, is_of_type=True)
+    assert rates.deviation(case(), of_type) == pytest.approx(math.hypot(0.12, 0.3))
+    without = learned(sd={**rates.sd, "noise": {"all": 0.2}})
+    assert without.noise_of_files == 0.2
+    assert without.noise_of_models == 0.2
+    assert learned(sd={}).deviation(case()) == 1
+
+
+def test_knowledge_is_of_a_family() -> None:
+    rates = learned()
+    unknown = dataclasses.replace(CARD, architecture="tomorrow")
+    assert rates.knowledge(case()) == datasheet.FAMILY_KNOWN
+    assert rates.knowledge(case(device=unknown)) == datasheet.NOTHING_KNOWN
+    assert learned(sd={}).knowledge(case(device=unknown)) == datasheet.FAMILY_KNOWN
+    assert Condition(0, 0).knowledge == datasheet.OWN_RATE
+    assert Condition(0, 0, is_of_type=True).knowledge == datasheet.OWN_RATE_OF_TYPE
+
+
+# Ranges
+
+
+def test_ends_are_the_learned_ratios_times_deviation_and_scale() -> None:
+    """The long end is never narrower than the short one."""
+    rates = learned(sd={})
+    assert rates.ends(case()) == [pytest.approx(End(1, 3)), pytest.approx(End(2, 2))]
+    scaled = learned(sd={}, scale={"all": 2.0, "all, long": 5.0})
+    assert scaled.ends(case()) == [pytest.approx(End(2, 15)), pytest.approx(End(4, 5))]
+    deviation = math.hypot(0.2, 0.1)
+    by_noise = [End(deviation, 3 * deviation), End(2 * deviation, 2 * deviation)]
+    for end, expected in zip(learned().ends(case()), by_noise, strict=True):
+        assert end == pytest.approx(expected)
+
+
+def test_the_fast_end_of_tokens_does_not_fall_with_the_prompt() -> None:
+    ranges = {
+        "all": {"fast": math.exp(-1), "slow": math.exp(2)},
+        "all, long": {"fast": math.exp(-3), "slow": math.exp(4)},
+    }
+    rates = learned(sd={}, phase=DECODE, ranges=ranges)
+    assert rates.ends(case(DECODE)) == [pytest.approx(End(1, 1)), pytest.approx(End(2, 4))]
+
+
+def test_an_own_rate_narrows_each_end_or_leaves_it() -> None:
+    """The usual deviation is 0.224, that of files 0.15."""
+    rates = learned()
+    narrow = rates.ends(case(), Condition(0, 0))
+    assert narrow[0] == pytest.approx(End(0.15, 0.45))
+    assert rates.ends(case(), Condition(0, 1)) == rates.ends(case())
+
+
+def test_the_narrowest_group_with_a_range_counts() -> None:
+    ranges = {"a": 1, "b, long": 2, "all": 3}
+    assert datasheet.of_narrowest(ranges, ["a", "b"], "") == 1
+    assert datasheet.of_narrowest(ranges, ["a", "b"], ", long") == 2
+    assert datasheet.of_narrowest(ranges, ["a"], ", long") == 3
+    groups = datasheet.range_groups(case(), datasheet.OWN_RATE)
+    assert groups == [f"{ON_CUDA}, own rate", "own rate"]
+    groups = datasheet.range_groups(case(), datasheet.OWN_RATE_OF_TYPE)
+    assert groups[1:] == ["own rate of the type", "own rate"]
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "size"),
+    [(1, 2.0), (1000, 2.0), (3162, 3.0), (10_000, 4.0), (99_999, 4.0)],
+)
+def test_an_end_grows_with_the_logarithm_of_the_prompt(n_prompt: int, size: float) -> None:
+    assert datasheet.at_length(End(2, 4), n_prompt) == pytest.approx(size, rel=1e-4)
+
+
+def test_doubts_widen_by_their_share_of_the_time() -> None:
+    """Parts of 1, 2, 3, 4 and 10 s: of 20."""
+    doubts = (Unpublished(0.5, (0, 1, 0, 1, 0)), Unpublished(0.2, (1, 0, 1, 0, 0)))
+    doubtful = case(parts=(1, 2, 3, 4, 10), doubts=doubts)
+    variance = (0.5 * 6 / 20) ** 2 + (0.2 * 4 / 20) ** 2
+    assert learned().wide(doubtful) == pytest.approx(1.645 * math.sqrt(variance))
+    e_times = dataclasses.replace(doubtful, n_prompt=round(math.e * 65_536))
+    variance += 0.2**2
+    assert learned().wide(e_times) == pytest.approx(1.645 * math.sqrt(variance), rel=1e-5)
+    low, high = learned(sd={}).range(doubtful)
+    wide = learned().wide(doubtful)
+    assert (math.log(low), math.log(high)) == pytest.approx(
+        (-math.hypot(1, wide), math.hypot(2, wide))
+    )
+
+
+def test_with_known_deviations_shared_factors_are_no_doubts() -> None:
+    spread = dict.fromkeys(learned().spread, 0.3)
+    with_sd = learned(spread=spread).unpublished(case(DECODE))
+    of_arithmetic_and_weights = (1, 1, 0, 0, 0)
+    of_cache = (0, 0, 0, 1, 0)
+    of_layers = (0, 0, 0, 0, 1)
+    assert [doubt.counts for doubt in with_sd] == [
+        of_arithmetic_and_weights,  # quantization
+        of_cache,  # attention
+        of_cache,  # attention of the family
+        of_layers,
+    ]
+    without = learned(spread=spread, sd={}).unpublished(case(DECODE))
+    assert len(without) == 4 + 4  # backend, runtime, architecture and family; never the device
+    other_model = learned(spread=spread).unpublished(case(DECODE, model="another"))
+    assert other_model[-1] == Unpublished(0.3, (1, 1, 1, 1, 1))
+
+
+# Cases
+
+
+def test_the_limit_counts_the_cache_for_tokens_alone() -> None:
+    assert case(DECODE, (1, 4, 2, 5, 9)).least_s == 9
+    assert case(PREFILL, (1, 4, 2, 5, 9)).least_s == 4
+    assert case(PREFILL, (3, 4, 2, 5, 9)).least_s == 5
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kind"),
+    [
+        ("F16", "floats"),
+        ("IQ3_S", "of a codebook"),
+        ("IQ4_XS", "integers"),
+        ("Q4_0", "integers"),
+    ],
+)
+def test_how_processors_multiply(quantization: str, kind: str) -> None:
+    assert datasheet.products_of(quantization) == kind
+
+
+def test_what_each_factor_is_looked_up_by() -> None:
+    on_card = case(quantization="F16", flash_attn=True, has_experts=True).levels
+    assert on_card["family"] == FAMILY
+    assert on_card["kernel"] == "F16 on CUDA"
+    assert on_card["flash"] == on_card["attention flash"] == on_card["experts"] == "CUDA"
+    assert "other runtime" not in on_card
+    assert "kernel" not in case().levels
+    elsewhere = case(runtime="llamafile").levels
+    assert elsewhere["other runtime"] == "CUDA in llamafile"
+    assert "attention" not in elsewhere
+    core = dataclasses.replace(PROCESSOR, core="zen")
+    on_processor = case(device=core).levels
+    assert on_processor["architecture"] == "avx2"
+    assert on_processor["core"] == "zen"
+    assert on_processor["products"] == "integers"
+    assert "core" not in case(device=PROCESSOR).levels
+
+
+@pytest.mark.parametrize(
+    ("phase", "backend", "law"),
+    [
+        (PREFILL, "CUDA", PREFILL),
+        (DECODE, "CUDA", DECODE),
+        (PREFILL, "CPU", "prefill on CPU"),
+        (DECODE, "CPU", "decode on CPU"),
+    ],
+)
+def test_processors_have_a_law_of_their_own(phase: str, backend: str, law: str) -> None:
+    assert case(phase, backend=backend).law == law
+
+
+def test_what_is_assumed_is_doubted() -> None:
+    model = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
+    assert datasheet.doubts_of(model, CARD, DECODE) == ()
+    assumed = (Assumption("gbps", "a guess", bandwidth=0.3), Assumption("x", "y", 0.0, 0.2))
+    doubtful = dataclasses.replace(CARD, assumed=assumed)
+    of_device = (Unpublished(0.3, (0, 1, 0, 1, 0)), Unpublished(0.2, (1, 0, 1, 0, 0)))
+    assert datasheet.doubts_of(model, doubtful, DECODE) == of_device
+    approximate = dataclasses.replace(model, source=named.APPROXIMATE)
+    of_model = (Unpublished(0.15, (1, 1, 1, 1, 1)),)
+    assert datasheet.doubts_of(approximate, CARD, PREFILL) == of_model
+
+
+def test_a_quantization_known_by_its_bits_is_doubted_for_tokens() -> None:
+    model = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
+    by_bits = dataclasses.replace(model, quantization="4bit")
+    like = synthetic.like_quantization("4bit")
+    assert like is not None
+    assert like.spread > 0
+    of_bandwidth = (Unpublished(like.spread, (0, 1, 0, 1, 0)),)
+    assert datasheet.doubts_of(by_bits, CARD, DECODE) == of_bandwidth
+    assert datasheet.doubts_of(by_bits, CARD, PREFILL) == ()
