@@ -149,6 +149,40 @@ def test_steps_after_the_end_of_a_grammar_do_not_count() -> None:
     assert list(by_block) == [5, 3, 5, 5]
 
 
+def test_two_equal_tokens_at_the_begin_are_not_the_end_of_a_grammar() -> None:
+    grammar = dataclasses.replace(PLAIN[1], name="JSON grammar", sampling=GRAMMAR)
+    record = made_run(named=[grammar])
+    run = dataclasses.replace(record.run, token_ids=(9,) * 10)
+    steps = choosing.blocks(dataclasses.replace(record, run=run))
+    assert steps is not None
+    assert list(steps["at"]) == [0, 1, 0, 1]
+    lacking = dataclasses.replace(run, token_ids=(9,) * 9)
+    steps = choosing.blocks(dataclasses.replace(record, run=lacking))
+    assert steps is not None
+    assert list(steps["at"]) == [*range(5), *range(5)]
+
+
+def test_times_along_an_answer_have_a_middle_and_percentiles() -> None:
+    """Of 8 sorted values the 5th percentile is 0.35 of the way from the first to the second."""
+    planted = iter([100, 10, 20, 30, 40, 300, 50, 60, 70, 80])
+    record = made_run(named=[PLAIN[1]], cost=lambda name, n_vocab: 10**9 * next(planted))
+    (row,) = choosing.chain_times([record]).itertuples()
+    assert (row.choose_s, row.low_s, row.high_s) == pytest.approx((45, 13.5, 76.5))
+    assert row.first_s == pytest.approx(200)
+
+
+def test_a_chain_is_built_once_for_each_sequence_and_the_first_counts() -> None:
+    record = made_run(2, named=PLAIN[:2])
+    counts: dict[str, tuple[int, ...]] = {"built_ns": (10**9, 9, 4 * 10**9, 9)}
+    run = dataclasses.replace(record.run, counts=counts)
+    times = choosing.chain_times([dataclasses.replace(record, run=run)]).set_index("name")
+    assert times.built_s["default"] == 2.5
+    assert math.isnan(times.built_s["greedy"])
+    few = dataclasses.replace(record.run, counts={"built_ns": (1_000_000_000, 9)})
+    times = choosing.chain_times([dataclasses.replace(record, run=few)]).set_index("name")
+    assert times.built_s["default"] == 1
+
+
 GRAMMAR = Sampling(grammar=("root ::= [a-z]*",), grammar_file="letters")
 
 
