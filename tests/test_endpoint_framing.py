@@ -272,4 +272,4 @@ def test_an_answer_before_the_request_is_a_failure_with_a_reason() -> None:
     assert exchange.problem is not None
     assert exchange.problem.failure == TOO_EARLY
     assert exchange.problem.error == "bytes arrived before the request was sent"
-    assert exchange.first_ns is None
+    assert exchange.received.first_ns is None

@@ -16,8 +16,8 @@ from lab.core import request as kinds
 from lab.core.request import UNKNOWN
 from lab.errors import LabError
 from lab.remote import client as client_module, formats
+from lab.remote.answer import seconds_until
 from lab.remote.examination import connect
-from lab.remote.exchange import seconds_until
 from lab.remote.formats import FIELD_ERROR, error_words
 from tests.support.command import run_lab
 from tests.support.odd_server import (

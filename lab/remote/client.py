@@ -30,7 +30,8 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked, Request
 from lab.errors import LabError
 from lab.remote.access import LONGEST_S, Access, all_headers
-from lab.remote.exchange import Arrivals, Exchange, Failure, Route, certificates
+from lab.remote.answer import Failure, refusal
+from lab.remote.exchange import Arrivals, Exchange, Route, certificates
 from lab.remote.formats import LOADING, Ask, JsonReply, Reply, SendPlan
 from lab.remote.streams import StreamedAnswer, StreamReader
 
@@ -212,7 +213,7 @@ class _Sending:
             exchange = Exchange(self._route, self.plan.asks[number].with_fresh_nonce())
             await exchange.connect()
             group.create_task(self._send(number, exchange))
-            await exchange.over.wait()
+            await exchange.frees_turn.wait()
             if exchange.problem is not None:
                 await asyncio.sleep(PAUSE_S)
 
@@ -224,17 +225,18 @@ class _Sending:
             answer = await self._answer(exchange)
         finally:
             exchange.hang_up()
-            exchange.release()
+            exchange.memory.release()
         request = self._request(exchange, answer)
-        retry_after_s = float(exchange.retry_after) if exchange.retry_after else None
+        retry_after = exchange.head.retry_after
+        retry_after_s = float(retry_after) if retry_after else None
         self.replies.put(Reply(number, request, answer.text, retry_after_s))
-        exchange.over.set()
+        exchange.frees_turn.set()
 
     async def _answer(self, exchange: Exchange) -> StreamedAnswer:
         """What the answer says; the reply to a question is its JSON object as text."""
-        if exchange.is_stream:
+        if exchange.body.is_stream:
             await asyncio.sleep(READ_AFTER_S)
-            reader = StreamReader(exchange.pieces, exchange.sent_ns or 0)
+            reader = StreamReader(exchange.body.pieces, exchange.sent_ns or 0)
             for _ in reader.read():
                 await self._route.wait_for_turn()
             return reader.answer()
@@ -242,7 +244,7 @@ class _Sending:
             reply = exchange.json_reply()
             return StreamedAnswer(text=json.dumps(reply.parsed), error=reply.error)
         if exchange.problem is None:
-            exchange.problem = exchange.refusal()
+            exchange.problem = refusal(exchange.json_reply())
         return StreamedAnswer()
 
     def _request(self, exchange: Exchange, answer: StreamedAnswer) -> Request:
@@ -251,11 +253,11 @@ class _Sending:
             asked=exchange.ask.asked,
             started_at=exchange.started_at,
             sent_ns=_since(self.start_ns, exchange.sent_ns),
-            headers_ns=_since(exchange.sent_ns, exchange.first_ns),
-            ended_ns=_since(exchange.sent_ns, exchange.last_ns),
+            headers_ns=_since(exchange.sent_ns, exchange.received.first_ns),
+            ended_ns=_since(exchange.sent_ns, exchange.received.last_ns),
             status=OK,
             error=answer.error,
-            http_status=exchange.http_status,
+            http_status=exchange.head.http_status,
             finish_reason=answer.finish_reason,
             events=answer.events,
             tokens_by=answer.tokens_by,
@@ -294,7 +296,7 @@ def _since(begin_ns: int | None, ns: int | None) -> int | None:
 def _problem(exchange: Exchange, answer: StreamedAnswer) -> Failure | None:
     """Why a request failed: on its connection, or in its stream."""
     problem = exchange.problem
-    if not exchange.is_stream:
+    if not exchange.body.is_stream:
         return problem
     wrong = Failure(answer.failure, answer.error or "") if answer.failure else None
     if problem is None:

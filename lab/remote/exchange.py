@@ -9,32 +9,28 @@ itself stamps nothing before its own parsing, so only its parser, h11, is used h
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import selectors
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import cache
 
 import h11
 
 from lab.core import request as kinds
-from lab.remote.compression import PLAIN, READABLE, decompressor
-from lab.remote.formats import (
-    OTHER_ERROR,
-    Ask,
-    JsonReply,
-    error_in,
-    error_words,
-    status_words,
+from lab.remote.answer import (
+    AnswerBody,
+    AnswerHead,
+    AnswerMemory,
+    Failure,
+    MemoryInFlight,
+    head_of,
+    json_reply,
 )
-from lab.remote.streams import StreamReader
+from lab.remote.formats import Ask, JsonReply
 
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
@@ -43,27 +39,13 @@ MOST_HELD = 1 << 21
 """After this time without new bytes, or beyond these bytes, those that wait are parsed before the
 answer's end."""
 
-MOST_HEAD_BYTES = 100_000
-MOST_LINE_BYTES = 1_000_000
-MOST_JSON_BYTES = 3_000_000
-MOST_ANSWER_BYTES = 64_000_000
-"""Maximum bytes of an answer's headers, of a line of a stream (its JSON takes up to 30 times the
-memory), of an answer that is not a stream (60 times), and of all answers in flight, with
-PIECE_BYTES for each arrival."""
-
-PIECE_BYTES = 300
-LINES_PER_TOKEN = 20
-SPARE_LINES = 2_000
-"""Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during
-a long prefill."""
-
+MOST_HEAD_BYTES = 100_000  # of an answer's headers
+PIECE_BYTES = 300  # of memory that each arrival takes besides its bytes
 DONE_S = 0.1  # after [DONE] the answer is over, though the server may not end it
 DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 _END = b"\r\n0\r\n\r\n"  # of a chunked answer
-_DONE = re.compile(rb'(?:^|[\r\n])data: ?"?\[DONE\]"?\s*$')
 _DONE_LETTERS = b"[DONE]"
 _TAIL_BYTES = 64
-_STREAM_BEGINS = (b"data:", b"event:", b":")
 _TLS_ALERT = b"\x15\x03"
 _NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
@@ -88,15 +70,6 @@ def certificates() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-class Failure(Exception):
-    """The class of a failure, and a description in the lab's words."""
-
-    def __init__(self, failure: str, error: str) -> None:
-        super().__init__(failure)
-        self.failure = failure
-        self.error = error
-
-
 @dataclass
 class Route:
     """What the requests of a plan share: where they go, whose turn it is to parse, and the memory
@@ -110,8 +83,12 @@ class Route:
     arrivals: Arrivals
     timeout_s: float
     stall_s: float
-    n_kept: int = 0  # bytes in memory of the answers in flight
+    memory: MemoryInFlight = field(default_factory=MemoryInFlight)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def has_key(self) -> bool:
+        return any(name == "Authorization" for name, _ in self.headers)
 
     async def wait_for_turn(self) -> None:
         """Wait for this task's turn: one each time that the loop has polled its sockets."""
@@ -119,12 +96,69 @@ class Route:
             await asyncio.sleep(0)
 
 
+@dataclass
+class Received:
+    """The bytes that have arrived on a connection; those that are not parsed wait in `unparsed`
+    with their stamps."""
+
+    first_ns: int | None = None
+    last_ns: int | None = None
+    begin: bytes = b""
+    end: bytes = b""
+    is_chunked: bool = False
+    unparsed: deque[tuple[int, bytes]] = field(default_factory=deque)
+    n_unparsed_bytes: int = 0
+    connection_problem: Exception | None = None  # that ended the connection
+
+    def add(self, ns: int, data: bytes) -> None:
+        if self.first_ns is None:
+            self.first_ns = ns
+            self.begin = data[:200]
+            self.is_chunked = b"transfer-encoding: chunked" in data.lower()
+        self.last_ns = ns
+        self.end = (self.end + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self.unparsed.append((ns, data))
+        self.n_unparsed_bytes += len(data)
+
+    def add_end(self, problem: Exception | None) -> None:
+        """The connection has ended, which the parser reads as no bytes."""
+        self.connection_problem = problem
+        self.unparsed.append((self.last_ns or 0, b""))
+
+    def take(self) -> tuple[int, bytes]:
+        """The next bytes to parse, and their stamp."""
+        ns, data = self.unparsed.popleft()
+        self.n_unparsed_bytes -= len(data)
+        return ns, data
+
+    def is_to_be_parsed_now(self) -> bool:
+        """Whether parsing need not wait: it delays no stamp of an answer that comes as a whole or
+        may have ended, and too many bytes may wait."""
+        if not self.is_chunked or self.n_unparsed_bytes > MOST_HELD:
+            return True
+        return self.end.endswith(_END) or _DONE_LETTERS in self.end
+
+    def is_quiet(self, now: int) -> bool:
+        """Whether no byte came for a while."""
+        return self.last_ns is not None and now - self.last_ns > LOOK_S * 1e9
+
+    def why_not_http(self) -> str:
+        """Why what arrived is no answer of HTTP."""
+        if not self.begin:
+            return "the server closed the connection without an answer"
+        if self.begin.startswith(_TLS_ALERT):
+            return "the server uses TLS, but the address begins with http://"
+        if not self.begin.startswith(b"HTTP/"):
+            return "the program there does not use HTTP"
+        return "the answer is not complete, or no valid HTTP"
+
+
 class Exchange(asyncio.Protocol):
     """A request over a connection of its own, and the part of its answer that has arrived.
 
     Several servers hang up after each answer without announcing it, so no connection is used twice;
-    it is open before the request is sent. A complete answer sets `over` before its JSON is parsed:
-    the next request need not wait.
+    it is open before the request is sent. A complete answer sets `frees_turn` before its JSON is
+    parsed: the next request need not wait.
     """
 
     transport: asyncio.Transport | None = None
@@ -132,34 +166,17 @@ class Exchange(asyncio.Protocol):
     def __init__(self, route: Route, ask: Ask) -> None:
         self.route = route
         self.ask = ask
-        self.http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
         self.started_at = datetime.now(UTC).strftime(DATE)
         self.sent_ns: int | None = None  # when the request was written
-        self.first_ns: int | None = None  # when the first byte of the answer arrived
-        self.last_ns: int | None = None  # when the last byte arrived
-        self.http_status: int | None = None
-        self.content_type = ""
-        self.retry_after = ""
-        self.is_stream = False
-        self._may_be_stream = False  # whatever its type says
-        self._encoding = ""
-        self._decompress: Callable[[bytes], bytes] | None = None
-        self.pieces: list[tuple[int, bytearray]] = []  # the body
+        self.received = Received()
+        self.memory = AnswerMemory(route.memory)
+        self.head = AnswerHead()
+        self.body = AnswerBody(self.head, ask, self.memory)
         self.problem: Failure | None = None
-        self.over = asyncio.Event()
-        self._n_kept = 0  # bytes of this answer that are kept
-        self._n_since_line_end = 0
-        self._n_line_ends = 0
-        self._end_of_connection: Exception | None = None
-        self._waiting: deque[tuple[int, bytes]] = deque()  # what has arrived and is not parsed
-        self._n_waiting = 0  # its bytes
-        self._is_chunked = False
-        self._is_over = False
-        self._begin = b""  # of what arrived
-        self._tail = b""
-        self._body_tail = b""
-        self._checked: tuple[int, bool] = (0, False)  # number of pieces, with content
-        self._news = asyncio.Event()
+        self.frees_turn = asyncio.Event()
+        self._http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
+        self._has_hung_up = False
+        self._wakes_sender = asyncio.Event()
 
     # The connection
 
@@ -199,34 +216,39 @@ class Exchange(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_over:
-            self._add(self.route.arrivals.ns, data)
+        if self._has_hung_up:
+            return
+        if self.sent_ns is None:
+            self._end(Failure(kinds.TOO_EARLY, "bytes arrived before the request was sent"))
+            return
+        self.received.add(self.route.arrivals.ns, data)
+        try:
+            self.memory.add(len(data) + PIECE_BYTES)
+        except Failure as problem:
+            self._end(problem)
+            return
+        if self.received.is_to_be_parsed_now():
+            self._wakes_sender.set()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self._waiting.append((self.last_ns or 0, b""))
-        self._end_of_connection = problem
-        self._news.set()
+        self.received.add_end(problem)
+        self._wakes_sender.set()
 
     def hang_up(self) -> None:
         """Close the connection."""
-        self._is_over = True
+        self._has_hung_up = True
         if self.transport is not None:
             self.transport.abort()
 
-    def release(self) -> None:
-        """The bytes of this answer are no longer kept."""
-        self.route.n_kept -= self._n_kept
-        self._n_kept = 0
-
     def _end(self, problem: Failure | None = None) -> None:
         """No more bytes are read."""
-        if self._is_over:
+        if self._has_hung_up:
             return
         self.problem = problem
         self.hang_up()
-        self._news.set()
-        if problem is None and self.is_stream:
-            self.over.set()
+        self._wakes_sender.set()
+        if problem is None and self.body.is_stream:
+            self.frees_turn.set()
 
     # The request
 
@@ -241,23 +263,18 @@ class Exchange(asyncio.Protocol):
         assert self.transport is not None, "connect() comes first"
         self.transport.write(written)
         parsed_ns = self.sent_ns
-        while not self._is_over:
+        while not self._has_hung_up:
             now = time.perf_counter_ns()
             left_s = self.route.timeout_s - (now - self.sent_ns) / 1e9
-            is_time_to_parse = now - parsed_ns > self.route.stall_s * 1e9 or left_s <= 0
-            if self._news.is_set() or self._is_quiet(now) or is_time_to_parse:
-                self._news.clear()
+            is_woken = self._wakes_sender.is_set() or self.received.is_quiet(now)
+            if is_woken or left_s <= 0 or now - parsed_ns > self.route.stall_s * 1e9:
+                self._wakes_sender.clear()
                 parsed_ns = now
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(left_s, GRACE_S)):
-                        await self._parse()
-            if not self._is_over:
+                await self._parse(max(left_s, GRACE_S))
+            if not self._has_hung_up:
                 self._check_time(now, left_s)
-            if not self._is_over:
-                look_s = DONE_S if self._has_done() else LOOK_S
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(look_s, left_s)):
-                        await self._news.wait()
+            if not self._has_hung_up:
+                await self._sleep(left_s)
 
     def _as_http(self) -> bytes | None:
         """The bytes of the request; None if a header cannot be sent."""
@@ -266,257 +283,78 @@ class Exchange(asyncio.Protocol):
         method = "POST" if body else "GET"
         target = self.ask.path or self.route.path
         try:
-            head = self.http.send(h11.Request(method=method, target=target, headers=headers))
-            data = self.http.send(h11.Data(data=body))
-            end = self.http.send(h11.EndOfMessage())
+            head = self._http.send(h11.Request(method=method, target=target, headers=headers))
+            data = self._http.send(h11.Data(data=body))
+            end = self._http.send(h11.EndOfMessage())
         except h11.LocalProtocolError:  # its message may hold a header
             return None
         return (head or b"") + (data or b"") + (end or b"")
 
-    def _is_quiet(self, now: int) -> bool:
-        return self.last_ns is not None and now - self.last_ns > LOOK_S * 1e9
+    async def _sleep(self, left_s: float) -> None:
+        """Wait until something is to be done, or it is time to look."""
+        look_s = DONE_S if self.body.has_done() else LOOK_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(look_s, left_s)):
+                await self._wakes_sender.wait()
 
     def _check_time(self, now: int, left_s: float) -> None:
         """End the exchange if its time is over, or no byte came for too long."""
         route = self.route
+        body = self.body
         if left_s <= 0:
-            what = "no complete answer" if self._begin else "no answer"
+            what = "no complete answer" if self.received.begin else "no answer"
             self._end(
                 Failure(kinds.TIMEOUT, f"{what} after {route.timeout_s:g} s (--timeout)")
             )
-        elif not self.pieces:
             return
-        elif self._has_done() and now - self.pieces[-1][0] > DONE_S * 1e9:
+        if not body.pieces:
+            return
+        latest_ns, _ = body.pieces[-1]
+        if body.has_done() and now - latest_ns > DONE_S * 1e9:
             self._end()
-        elif now - self.pieces[-1][0] > route.stall_s * 1e9 and self._has_begun():
+        elif now - latest_ns > route.stall_s * 1e9 and body.has_content():
             self._end(Failure(kinds.STALLED, f"no byte arrived for {route.stall_s:g} s"))
-
-    def _has_done(self) -> bool:
-        """Whether the last line so far is [DONE]."""
-        return self.is_stream and _DONE.search(self._body_tail) is not None
-
-    def _has_begun(self) -> bool:
-        """Whether the answer has any content: before it the server may read a long prompt."""
-        if not self.is_stream:
-            return True
-        n_pieces = len(self.pieces)
-        if self._checked[0] != n_pieces:
-            reader = StreamReader(self.pieces, self.sent_ns or 0)
-            for _ in reader.read():
-                pass
-            has_content = bool({*kinds.GENERATED} & {*reader.answer().events.kind})
-            self._checked = (n_pieces, has_content)
-        return self._checked[1]
 
     # The answer
 
-    def _add(self, ns: int, data: bytes) -> None:
-        """Keep bytes that arrived at `ns`."""
-        if self.sent_ns is None:
-            self._end(Failure(kinds.TOO_EARLY, "bytes arrived before the request was sent"))
+    async def _parse(self, most_s: float) -> None:
+        """Parse what has arrived, for at most this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                while self.received.unparsed and not self._has_hung_up:
+                    ns, data = self.received.take()
+                    self._parse_piece(ns, data)
+                    await self.route.wait_for_turn()
+
+    def _parse_piece(self, ns: int, data: bytes) -> None:
+        """Parse bytes that arrived at `ns`; no bytes are the end of the connection."""
+        connection_problem = self.received.connection_problem
+        if not data and connection_problem:
+            self._end(Failure(kinds.LOST, str(connection_problem)))
             return
-        if self.first_ns is None:
-            self.first_ns = ns
-            self._is_chunked = b"transfer-encoding: chunked" in data.lower()
-        self.last_ns = ns
-        self._waiting.append((ns, data))
-        self._n_waiting += len(data)
-        n_bytes = len(data) + PIECE_BYTES
-        self._n_kept += n_bytes
-        self.route.n_kept += n_bytes
-        self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
-        if self.route.n_kept > MOST_ANSWER_BYTES:
-            self._end(
-                Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
-            )
-        elif not self._is_chunked or self._n_waiting > MOST_HELD or self._may_have_ended(data):
-            self._news.set()
-
-    def _may_have_ended(self, data: bytes) -> bool:
-        """Whether a chunked answer, or its stream, may have ended with these bytes."""
-        return self._tail.endswith(_END) or _DONE_LETTERS in data[-_TAIL_BYTES:]
-
-    async def _parse(self) -> None:
-        """Parse what has arrived; no bytes are the end of the connection."""
-        while self._waiting and not self._is_over:
-            ns, data = self._waiting.popleft()
-            self._n_waiting -= len(data)
-            try:
-                if not data and self._end_of_connection:
-                    raise Failure(kinds.LOST, str(self._end_of_connection))
-                self._read(ns, data)
-            except h11.RemoteProtocolError:
-                self._end(Failure(kinds.LOST, self._wrong_protocol()))
-            except Failure as problem:
-                self._end(problem)
-            await self.route.wait_for_turn()
-
-    def _wrong_protocol(self) -> str:
-        """Why what arrived is no answer of HTTP."""
-        if not self._begin:
-            return "the server closed the connection without an answer"
-        if self._begin.startswith(_TLS_ALERT):
-            return "the server uses TLS, but the address begins with http://"
-        if not self._begin.startswith(b"HTTP/"):
-            return "the program there does not use HTTP"
-        return "the answer is not complete, or no valid HTTP"
+        try:
+            self._read(ns, data)
+        except h11.RemoteProtocolError:
+            self._end(Failure(kinds.LOST, self.received.why_not_http()))
+        except Failure as problem:
+            self._end(problem)
 
     def _read(self, ns: int, data: bytes) -> None:
         """Read bytes that arrived at `ns`. Raises Failure for more than an answer may have."""
-        self._begin = self._begin or data[:200]
-        self.http.receive_data(data)
+        self._http.receive_data(data)
         while True:
-            event = self.http.next_event()
+            event = self._http.next_event()
             if event is h11.NEED_DATA:
                 return
             if isinstance(event, h11.Data):
-                self._keep(ns, bytes(event.data))
+                self.body.add(ns, bytes(event.data))
             elif isinstance(event, h11.Response):
-                self._keep_head(event)
+                self.head = head_of(event)
+                self.body = AnswerBody(self.head, self.ask, self.memory)
             elif not isinstance(event, h11.InformationalResponse):  # the end of the answer
                 self._end()
                 return
 
-    def _keep_head(self, response: h11.Response) -> None:
-        self.http_status = response.status_code
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in response.headers
-        }
-        self.content_type = headers.get("content-type", "").lower()
-        retry_after = headers.get("retry-after", "")
-        self.retry_after = seconds_until(retry_after)
-        self._encoding = headers.get("content-encoding", "").strip().lower()
-        is_lines = "ndjson" in self.content_type or "jsonl" in self.content_type
-        is_document = "json" in self.content_type or "html" in self.content_type
-        is_question = self.ask.path is not None
-        self._may_be_stream = self.http_status == 200 and not is_question
-        # any other type may be a stream: some servers call it text
-        self.is_stream = self._may_be_stream and (is_lines or not is_document)
-
-    def _keep(self, ns: int, data: bytes) -> None:
-        """Keep a part of the body. Raises Failure for more than an answer may have."""
-        if self._encoding not in PLAIN:
-            data = self._decompressed(data)
-        if not data:
-            return
-        if not self.pieces and data.lstrip().startswith(_STREAM_BEGINS):
-            self.is_stream = self._may_be_stream
-        self._body_tail = (self._body_tail + data)[-_TAIL_BYTES:]
-        if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
-            self.pieces[-1][1].extend(data)
-        else:
-            self.pieces.append((ns, bytearray(data)))
-        if not self.is_stream:
-            if self._n_kept > MOST_JSON_BYTES:
-                raise Failure(kinds.TOO_LARGE, f"more than {MOST_JSON_BYTES:,} bytes arrived")
-            return
-        self._n_line_ends += data.count(b"\n") + data.count(b"\r")
-        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-        if end < 0:
-            self._n_since_line_end += len(data)
-        else:
-            self._n_since_line_end = len(data) - end - 1
-        n_gen = self.ask.asked.n_gen
-        most_lines = LINES_PER_TOKEN * n_gen + SPARE_LINES
-        if self._n_since_line_end > MOST_LINE_BYTES:
-            raise Failure(
-                kinds.LONG_LINE, f"{self._n_since_line_end:,} bytes arrived without a line end"
-            )
-        if self._n_line_ends > most_lines:
-            raise Failure(
-                kinds.TOO_LARGE,
-                f"more than {most_lines:,} lines arrived for at most {n_gen:,} requested tokens: "
-                "the server ignores that limit",
-            )
-
-    def _decompressed(self, data: bytes) -> bytes:
-        """What bytes of a compressed body add to it; Failure if they cannot be read. A server may
-        compress though nobody asks it to."""
-        if self._encoding not in READABLE:
-            raise Failure(
-                kinds.NO_STREAM, "the answer is compressed in a way nobody asked for"
-            )
-        if self._decompress is None:
-            self._decompress = decompressor(self._encoding, data)
-        try:
-            plain = self._decompress(data)
-        except ValueError:
-            what = f"the answer is no valid {self._encoding}, or too large"
-            raise Failure(kinds.NO_STREAM, what) from None
-        self._n_kept += len(plain)
-        self.route.n_kept += len(plain)
-        if self.route.n_kept > MOST_ANSWER_BYTES:
-            raise Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
-        return plain
-
-    # An answer that is not a stream
-
-    def body(self) -> bytes:
-        return b"".join(data for _, data in self.pieces)
-
     def json_reply(self) -> JsonReply:
-        """The JSON object of the answer, or why there is none. An array is the `data` of one:
-        some servers list their models so."""
-        status = self.http_status or 0
-        try:
-            parsed = json.loads(self.body())
-        except (ValueError, RecursionError):
-            parsed = None
-        if isinstance(parsed, list):
-            parsed = {"data": parsed}
-        if isinstance(parsed, dict):
-            error = error_in(parsed)
-        else:
-            parsed = None
-            error = self._what_else()
-        if status in (401, 403):
-            has_key = any(name == "Authorization" for name, _ in self.route.headers)
-            error = "the server rejects this key" if has_key else "the server requires a key"
-        if status != 200:
-            what = status_words(status)
-            if self.retry_after:
-                what = f"{what}, Retry-After: {self.retry_after}"
-            error = ": ".join(filter(None, [what, error]))
-        return JsonReply(status, parsed, error)
-
-    def _what_else(self) -> str:
-        """What the answer is that is not a JSON object."""
-        text = self.body()[:2000].decode(errors="replace")
-        if not text.strip():
-            return "the answer is empty"
-        if "html" in self.content_type:
-            return "the answer is a page (text/html)"
-        sentence = error_words(text)
-        if sentence == OTHER_ERROR:
-            return "the answer is no JSON object"
-        return sentence
-
-    def refusal(self) -> Failure:
-        """Why an answer to a request for a stream is none."""
-        reply = self.json_reply()
-        status = self.http_status or 0
-        if status == 200 and (reply.parsed is None or reply.error is None):
-            return Failure(kinds.NO_STREAM, reply.error or "the answer is JSON, not a stream")
-        failure = kinds.BAD_REQUEST
-        if status == 200:
-            failure = kinds.ERROR_INSIDE
-        elif status == 429:
-            failure = kinds.RATE_LIMITED
-        elif status >= 500:
-            failure = kinds.SERVER_ERROR
-        return Failure(failure, reply.error or status_words(status))
-
-
-def seconds_until(retry_after: str) -> str:
-    """The seconds of a header Retry-After, which may be a date; "" if it is neither."""
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", retry_after):
-        return retry_after
-    try:
-        date = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return ""
-    if date.tzinfo is None:
-        return ""
-    left_s = (date - datetime.now(UTC)).total_seconds()
-    return f"{min(max(0.0, left_s), 999_999):.0f}"
+        """The JSON object of an answer that is not a stream."""
+        return json_reply(self.head, self.body, self.route.has_key)
