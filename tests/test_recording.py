@@ -25,9 +25,10 @@ from lab.features.recording.causes import ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
 from lab.features.recording.differences import difference
 from lab.features.recording.lines import Cause
+from lab.features.recording.parsed_calls import body_of
 from lab.features.recording.prompts import Blocks, blocks_of
-from lab.features.recording.proxy import HUNG_UP, PassedCall, Proxy
-from lab.features.recording.recorder import CallRecorder, RecordingSetup, body_of
+from lab.features.recording.proxy import HUNG_UP, ProxiedCall, Proxy
+from lab.features.recording.recorder import CallRecorder, RecordingSetup
 from lab.remote.access import access
 from tests.support.command import run_lab
 from tests.support.null_server import Behaviour, NullSettings, null_server
@@ -385,7 +386,7 @@ class Wire:
 
     upstream: Upstream
     port: int
-    exchanges: list[PassedCall]
+    calls: list[ProxiedCall]
 
     def send(self, data: bytes, port: int | None = None) -> bytes:
         """The bytes that come back on a connection for `data`."""
@@ -412,7 +413,7 @@ def is_whole(answer: bytes) -> bool:
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     upstream = Upstream()
-    exchanges: list[PassedCall] = []
+    calls: list[ProxiedCall] = []
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     ports: list[int] = []
@@ -422,7 +423,7 @@ def wire() -> Iterator[Wire]:
         server = await asyncio.start_server(upstream.answer, "127.0.0.1", 0, limit=1 << 27)
         upstream.port = server.sockets[0].getsockname()[1]
         root = f"http://127.0.0.1:{upstream.port}"
-        async with Proxy(root, "127.0.0.1", 0, exchanges.append) as proxy:
+        async with Proxy(root, "127.0.0.1", 0, calls.append) as proxy:
             ports.append(proxy.port)
             ready.set()
             await stopped.wait()
@@ -431,7 +432,7 @@ def wire() -> Iterator[Wire]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     assert ready.wait(10)
-    yield Wire(upstream, ports[0], exchanges)
+    yield Wire(upstream, ports[0], calls)
     loop.call_soon_threadsafe(stopped.set)
     thread.join(10)
 
@@ -544,7 +545,7 @@ def test_a_large_body_passes_whole(wire: Wire) -> None:
     wire.send(head + data)
     (arrived,) = wire.upstream.requests
     assert arrived.endswith(data)
-    assert not wire.exchanges  # a file is no prompt
+    assert not wire.calls  # a file is no prompt
 
 
 def test_a_server_that_dies_in_the_middle_is_seen_by_the_client(wire: Wire) -> None:
@@ -554,35 +555,35 @@ def test_a_server_that_dies_in_the_middle_is_seen_by_the_client(wire: Wire) -> N
     received = wire.send(REQUEST)
     assert b"data: 1\n" in received
     assert not received.endswith(b"0\r\n\r\n")
-    assert wire.exchanges[0].failure == "connection lost"
+    assert wire.calls[0].failure == "connection lost"
 
 
 def test_a_server_that_dies_before_it_answers_is_seen_by_the_client(wire: Wire) -> None:
     wire.upstream.reply = b""
     wire.upstream.closes = True
     assert wire.send(REQUEST) == wire.send(REQUEST, wire.upstream.port) == b""
-    assert wire.exchanges[0].failure == "connection lost"
+    assert wire.calls[0].failure == "connection lost"
 
 
-async def sent_without_a_server(exchanges: list[PassedCall]) -> tuple[int, str]:
+async def sent_without_a_server(calls: list[ProxiedCall]) -> tuple[int, str]:
     """What a client gets for a request that no server listens for."""
     from aiohttp import ClientSession
 
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         root = f"http://127.0.0.1:{unheard.getsockname()[1]}"
-        async with Proxy(root, "127.0.0.1", 0, exchanges.append) as proxy:
+        async with Proxy(root, "127.0.0.1", 0, calls.append) as proxy:
             address = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
             async with ClientSession() as client, client.post(address, data=BODY) as answer:
                 return answer.status, await answer.text()
 
 
 def test_a_server_that_cannot_be_reached_is_named() -> None:
-    exchanges: list[PassedCall] = []
-    status, text = asyncio.run(sent_without_a_server(exchanges))
+    calls: list[ProxiedCall] = []
+    status, text = asyncio.run(sent_without_a_server(calls))
     assert status == 502
     assert "does not answer" in text
-    assert exchanges[0].failure == "connection refused"
+    assert calls[0].failure == "connection refused"
 
 
 def test_a_client_that_hangs_up_hangs_up_on_the_server_too(wire: Wire) -> None:
@@ -593,10 +594,10 @@ def test_a_client_that_hangs_up_hangs_up_on_the_server_too(wire: Wire) -> None:
             threading.Event().wait(0.01)
     assert wire.upstream.hung_up.wait(5)
     for _ in range(200):
-        if wire.exchanges:
+        if wire.calls:
             break
         threading.Event().wait(0.01)
-    assert wire.exchanges[0].failure == HUNG_UP
+    assert wire.calls[0].failure == HUNG_UP
 
 
 TOOL_CALL = {
@@ -745,7 +746,7 @@ def test_the_anthropic_package_sees_no_difference(wire: Wire, version: str) -> N
     events = streamed_to_anthropic(through)
     assert events == streamed_to_anthropic(direct)
     assert len(events) == len(MESSAGE_EVENTS)
-    assert [exchange.path for exchange in wire.exchanges] == ["/v1/messages"] * 2
+    assert [call.path for call in wire.calls] == ["/v1/messages"] * 2
 
 
 AGENT = """
@@ -859,7 +860,7 @@ def test_a_strange_body_ends_no_recording(
     messages = json.dumps([{"role": "user", "content": TEXTS[0]}]).encode()
     with CallRecorder(setup) as recorder:
         for request in (body, GOOD, GOOD):
-            call = PassedCall("/v1/chat/completions", True, "2026-01-01T00:00:00Z", 0)
+            call = ProxiedCall("/v1/chat/completions", True, "2026-01-01T00:00:00Z", 0)
             call.request += request % messages
             call.status = 200
             recorder.keep(call)
@@ -875,6 +876,6 @@ def test_a_strange_body_ends_no_recording(
 
 
 def test_numbers_that_json_lacks_are_stored_as_null(tmp_path: Path) -> None:
-    call = PassedCall("/v1/chat/completions", True, "", 0)
+    call = ProxiedCall("/v1/chat/completions", True, "", 0)
     call.request += b'{"a": NaN, "b": [Infinity, -1e999], "c": 0.5, "d": 3, "e": null}'
     assert body_of(call) == {"a": None, "b": [None, None], "c": 0.5, "d": 3, "e": None}

@@ -48,8 +48,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass
-class PassedCall:
-    """A request with a prompt, and its answer. Times are time.perf_counter_ns()."""
+class ProxiedCall:
+    """A request and its answer as they passed through the proxy; their bytes are kept if it has a
+    prompt. Times are time.perf_counter_ns()."""
 
     path: str
     has_prompt: bool
@@ -87,7 +88,7 @@ class PassedCall:
         return pieces
 
 
-Keep = Callable[[PassedCall], None]
+Keep = Callable[[ProxiedCall], None]
 
 
 class Proxy:
@@ -96,7 +97,7 @@ class Proxy:
         async with Proxy("http://127.0.0.1:8080", "127.0.0.1", 8090, keep) as proxy:
             ...
 
-    Calls `keep` with each exchange about a prompt when it has ended.
+    Calls `keep` with each call that has a prompt when it has ended.
     """
 
     def __init__(self, root: str, host: str, port: int, keep: Keep) -> None:
@@ -135,7 +136,7 @@ class Proxy:
         try:
             await web.TCPSite(self._runner, self.host, self.port).start()
         except OSError as problem:
-            await self.__aexit__()
+            await self._close()
             raise LabError(
                 f"{self.host}:{self.port} cannot be listened on: {problem.strerror}.",
                 "Choose another --port, or 0 for a free one.",
@@ -144,6 +145,9 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         if self._runner:
             await self._runner.cleanup()
         if self._session:
@@ -153,18 +157,18 @@ class Proxy:
         """Pass one request on, and its answer back."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return no_websocket(request)
-        exchange = exchange_of(request)
+        call = call_of(request)
         try:
-            return await self._pass_on(request, exchange)
+            return await self._pass_on(request, call)
         except asyncio.CancelledError:
-            exchange.failure = HUNG_UP
+            call.failure = HUNG_UP
             raise
         finally:
-            exchange.ended_ns = time.perf_counter_ns()
-            if exchange.has_prompt:
-                self._keep(exchange)
+            call.ended_ns = time.perf_counter_ns()
+            if call.has_prompt:
+                self._keep(call)
 
-    async def _pass_on(self, request: BaseRequest, exchange: PassedCall) -> StreamResponse:
+    async def _pass_on(self, request: BaseRequest, call: ProxiedCall) -> StreamResponse:
         from aiohttp import ClientConnectorError, ClientError, ServerTimeoutError
         from yarl import URL
 
@@ -172,7 +176,7 @@ class Proxy:
         address = URL(self.root + path_of(request), encoded=True)
         body: Any = None
         if request.body_exists:
-            body = await whole_or_stream(request, exchange)
+            body = await whole_or_stream(request, call)
         response: StreamResponse | None = None
         try:
             async with self._session.request(
@@ -182,18 +186,18 @@ class Proxy:
                 data=body,
                 allow_redirects=False,
             ) as answer:
-                response = await begin_response(request, answer, exchange)
+                response = await begin_response(request, answer, call)
                 async for data in answer.content.iter_any():
-                    exchange.keep(data)
+                    call.keep(data)
                     await response.write(data)
                 await response.write_eof()
         except ConnectionResetError:  # by the client
-            exchange.failure = HUNG_UP
+            call.failure = HUNG_UP
         except (ClientConnectorError, ServerTimeoutError) as problem:  # while connecting
-            exchange.failure = REFUSED
+            call.failure = REFUSED
             return no_answer(self.root, problem)
         except (ClientError, OSError):
-            exchange.failure = LOST
+            call.failure = LOST
             abort(request)  # so that the client sees what it would see without the proxy
         return response or no_answer(self.root, None)
 
@@ -205,10 +209,10 @@ def path_of(request: BaseRequest) -> str:
     return path.removeprefix(VERSION) if path.startswith(f"{VERSION}{VERSION}/") else path
 
 
-def exchange_of(request: BaseRequest) -> PassedCall:
+def call_of(request: BaseRequest) -> ProxiedCall:
     """The beginning of the record of a request."""
     path = path_of(request)
-    return PassedCall(
+    return ProxiedCall(
         path=path,
         has_prompt=has_prompt(request.method, path),
         started_at=datetime.now(UTC).strftime(DATE),
@@ -218,23 +222,23 @@ def exchange_of(request: BaseRequest) -> PassedCall:
     )
 
 
-async def whole_or_stream(request: BaseRequest, exchange: PassedCall) -> Any:
+async def whole_or_stream(request: BaseRequest, call: ProxiedCall) -> Any:
     """The body of a request: as a whole if it has arrived, else as a stream."""
     first = await request.content.readany()
-    exchange.request += first
+    call.request += first
     if request.content.at_eof() and request.headers.get("Transfer-Encoding") is None:
         return bytes(first)
-    return all_pieces(first, request, exchange)
+    return all_pieces(first, request, call)
 
 
 async def all_pieces(
-    first: bytes, request: BaseRequest, exchange: PassedCall
+    first: bytes, request: BaseRequest, call: ProxiedCall
 ) -> AsyncIterator[bytes]:
     """The pieces of a body as they come; keeps a copy."""
     yield first
     async for piece in request.content.iter_any():
-        if exchange.has_prompt and len(exchange.request) < MOST_KEPT:
-            exchange.request += piece
+        if call.has_prompt and len(call.request) < MOST_KEPT:
+            call.request += piece
         yield piece
 
 
@@ -249,15 +253,15 @@ def passed_on(headers: Headers) -> list[tuple[str, str]]:
 
 
 async def begin_response(
-    request: BaseRequest, answer: ClientResponse, exchange: PassedCall
+    request: BaseRequest, answer: ClientResponse, call: ProxiedCall
 ) -> StreamResponse:
     """Send the status and the headers of an answer to the client."""
     from aiohttp import web
 
-    exchange.status = answer.status
-    exchange.encoding = answer.headers.get("Content-Encoding", "").lower()
-    exchange.content_type = answer.headers.get("Content-Type", "")
-    exchange.server = answer.headers.get("Server", "")
+    call.status = answer.status
+    call.encoding = answer.headers.get("Content-Encoding", "").lower()
+    call.content_type = answer.headers.get("Content-Type", "")
+    call.server = answer.headers.get("Server", "")
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in passed_on(answer.raw_headers):
         response.headers.add(name, value)

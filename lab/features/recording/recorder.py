@@ -1,43 +1,33 @@
-"""From what passed through the proxy to lines: in a thread of its own, so that streams do not wait
-for it.
+"""From calls that passed through the proxy to lines, in threads of their own, so that streams do
+not wait for them.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
-import math
 import queue
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lab.core import results
 from lab.core.record import Machine
-from lab.core.request import ERROR_INSIDE, short_name
+from lab.core.request import short_name
 from lab.errors import LabError, printable
-from lab.features.recording.answers import Answer, read_answer
 from lab.features.recording.causes import Finding, ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
 from lab.features.recording.lines import BlockColumns, RecordedCall
-from lab.features.recording.prompts import Blocks, blocks_of
-from lab.features.recording.proxy import PassedCall
+from lab.features.recording.parsed_calls import MOST_SHOWN, ParsedCall, parsed
+from lab.features.recording.prompts import Blocks
+from lab.features.recording.proxy import ProxiedCall
 from lab.features.recording.server_side import ServerQuestions, Slot
 from lab.remote.access import Access
-from lab.remote.formats import as_dict
 
 N_HASHED = 16  # hexadecimal digits of a hash
-OK = 200
-NOT_FOUND = 404
-MOST_DEPTH = 200  # of a body; what reads results files ends at some hundreds of levels
-MOST_SHOWN = 80  # characters of a stranger's text
 
 Show = Callable[[RecordedCall], None]
 
@@ -56,16 +46,16 @@ class RecordingSetup:
 
 
 @dataclass(frozen=True)
-class SeenCall:
+class CallWithSlots:
     """A call, and the server's slots when it had ended."""
 
-    exchange: PassedCall
+    call: ProxiedCall
     slots: Sequence[Slot]
 
 
 class CallRecorder:
-    """Takes exchanges, and makes a line of each: `calls`, with excerpts of changed texts, which are
-    saved only if prompts are."""
+    """Takes calls that passed through the proxy, and makes a line of each: `calls`, with excerpts
+    of changed texts, which are saved only if prompts are."""
 
     def __init__(self, recording: RecordingSetup) -> None:
         self.recording = recording
@@ -76,44 +66,44 @@ class CallRecorder:
         self._secret = secrets.token_bytes(32)
         self._ends: dict[int, int] = {}  # of each slot's latest call
         self._server = ServerQuestions(recording.access, recording.log)
-        self._ended: queue.SimpleQueue[PassedCall | None] = queue.SimpleQueue()
-        self._seen: queue.SimpleQueue[SeenCall | None] = queue.SimpleQueue()
-        self._watching = threading.Thread(target=self._watch, daemon=True)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._ended: queue.SimpleQueue[ProxiedCall | None] = queue.SimpleQueue()
+        self._to_record: queue.SimpleQueue[CallWithSlots | None] = queue.SimpleQueue()
+        self._slot_thread = threading.Thread(target=self._add_slots, daemon=True)
+        self._record_thread = threading.Thread(target=self._record_all, daemon=True)
 
     def __enter__(self) -> CallRecorder:
-        self._watching.start()
-        self._thread.start()
+        self._slot_thread.start()
+        self._record_thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.put(None)
-        self._watching.join()
-        self._thread.join()
+        self._slot_thread.join()
+        self._record_thread.join()
         self._server.close()
 
-    def keep(self, exchange: PassedCall) -> None:
-        """Record an exchange soon; returns at once."""
-        self._ended.put(exchange)
+    def keep(self, call: ProxiedCall) -> None:
+        """Record a call soon; returns at once."""
+        self._ended.put(call)
 
-    def _watch(self) -> None:
+    def _add_slots(self) -> None:
         """Look at the server's slots as soon as a call has ended: the next call may change them
         before this one is recorded."""
-        exchange = self._ended.get()
-        while exchange is not None:
+        call = self._ended.get()
+        while call is not None:
             slots: Sequence[Slot] = ()
             with self._going_on():
                 slots = self._server.slots()
-            self._seen.put(SeenCall(exchange, slots))
-            exchange = self._ended.get()
-        self._seen.put(None)
+            self._to_record.put(CallWithSlots(call, slots))
+            call = self._ended.get()
+        self._to_record.put(None)
 
-    def _run(self) -> None:
-        seen = self._seen.get()
-        while seen is not None:
+    def _record_all(self) -> None:
+        ended = self._to_record.get()
+        while ended is not None:
             with self._going_on():
-                self._record(seen.exchange, seen.slots)
-            seen = self._seen.get()
+                self._record(ended.call, ended.slots)
+            ended = self._to_record.get()
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -129,47 +119,33 @@ class CallRecorder:
                 f"A call could not be recorded: {reason}.", "All other calls are recorded."
             )
 
-    def _record(self, exchange: PassedCall, slots: Sequence[Slot]) -> None:
-        body = body_of(exchange)
-        if depth(body) > MOST_DEPTH:
-            raise ValueError(f"its body has more than {MOST_DEPTH} levels")
-        blocks = blocks_of(body)
-        if not blocks:
+    def _record(self, proxied: ProxiedCall, slots: Sequence[Slot]) -> None:
+        call = parsed(proxied)
+        if call is None:
             return
-        answer = read_answer(exchange.pieces(), exchange.encoding, exchange.content_type)
-        self._server.look_at(exchange, answer)
-        conversation = self._conversations.of(blocks)
-        prompt = self._prompt(exchange, body, blocks, answer, slots)
-        finding = Finding()
-        if conversation.prompts and exchange.status == OK and answer.error is None:
-            state = self._state(conversation, exchange)
-            count = self._server.count
-            finding = find_cause(prompt, answer.n_cached, conversation, state, count)
-        call = self._line(exchange, body, prompt, answer, conversation, finding)
-        self._remember(conversation, prompt, exchange, answer)
-        self.calls.append(call)
-        self._save(call)
-        self.recording.show(call)
+        self._server.look_at(proxied, call.answer)
+        conversation = self._conversations.of(call.blocks)
+        prompt = self._prompt(call, slots)
+        finding = self._finding(call, prompt, conversation)
+        line = self._line(call, prompt, conversation, finding)
+        self._remember(call, prompt, conversation)
+        self.calls.append(line)
+        self._save(line)
+        self.recording.show(line)
 
-    def _prompt(
-        self,
-        exchange: PassedCall,
-        body: dict[str, Any],
-        blocks: Blocks,
-        answer: Answer,
-        slots: Sequence[Slot],
-    ) -> Prompt:
+    def _prompt(self, call: ParsedCall, slots: Sequence[Slot]) -> Prompt:
+        answer = call.answer
         prompt = Prompt(
             call=len(self.calls) + 1,
-            blocks=blocks,
+            blocks=call.blocks,
             n_prompt=answer.n_prompt,
             n_gen=answer.n_gen,
-            served=self._server.served(answer, slots) if exchange.status == OK else None,
-            asks_for_cache=body.get("cache_prompt") is not False,
+            served=self._server.served(answer, slots) if call.is_accepted else None,
+            asks_for_cache=call.body.get("cache_prompt") is not False,
         )
-        if exchange.status != OK:
+        if not call.is_accepted:
             return prompt
-        rendered = self._server.rendered(body)
+        rendered = self._server.rendered(call.body)
         if rendered is None:
             return prompt
         tokens = self._server.tokens(rendered)
@@ -177,7 +153,15 @@ class CallRecorder:
             return prompt  # the server made something else of this request
         return replace(prompt, rendered=rendered, tokens=tokens)
 
-    def _state(self, conversation: CallHistory, exchange: PassedCall) -> ServerState:
+    def _finding(self, call: ParsedCall, prompt: Prompt, conversation: CallHistory) -> Finding:
+        """What broke the cache; nothing for a conversation's first call, and for a failed one."""
+        if not conversation.prompts or not call.is_accepted or call.answer.error is not None:
+            return Finding()
+        state = self._state(call, conversation)
+        n_cached = call.answer.n_cached
+        return find_cause(prompt, n_cached, conversation, state, self._server.count)
+
+    def _state(self, call: ParsedCall, conversation: CallHistory) -> ServerState:
         """What the server has been asked since the conversation's latest call."""
         latest: Prompt | None = None
         number = None
@@ -189,7 +173,8 @@ class CallRecorder:
             if latest is None or candidate.latest.call > latest.call:
                 latest = candidate.latest
                 number = candidate.number
-        busy = {slot for slot, ended in self._ends.items() if ended > exchange.received_ns}
+        received_ns = call.proxied.received_ns
+        busy = {slot for slot, ended_ns in self._ends.items() if ended_ns > received_ns}
         return ServerState(
             n_ctx=self._server.n_ctx,
             n_slots=self._server.n_slots,
@@ -201,46 +186,37 @@ class CallRecorder:
             changed=self._server.changed,
         )
 
-    def _remember(
-        self,
-        conversation: CallHistory,
-        prompt: Prompt,
-        exchange: PassedCall,
-        answer: Answer,
-    ) -> None:
+    def _remember(self, call: ParsedCall, prompt: Prompt, conversation: CallHistory) -> None:
         """Remember a prompt that the server has read; of a refused one, that it was refused."""
-        conversation.was_refused = answer.is_context_full
+        conversation.was_refused = call.answer.is_context_full
         if prompt.served is not None and prompt.served.slot is not None:
-            self._ends[prompt.served.slot] = exchange.ended_ns
-        if was_read(exchange, answer):
+            self._ends[prompt.served.slot] = call.proxied.ended_ns
+        if call.was_read:
             conversation.add(prompt)
             self._conversations.forget_oldest()
 
     def _line(
-        self,
-        exchange: PassedCall,
-        body: dict[str, Any],
-        prompt: Prompt,
-        answer: Answer,
-        conversation: CallHistory,
-        finding: Finding,
+        self, call: ParsedCall, prompt: Prompt, conversation: CallHistory, finding: Finding
     ) -> RecordedCall:
+        proxied = call.proxied
+        answer = call.answer
         timings = answer.timings
+        model = str(call.body.get("model") or answer.model or "a model")
         return RecordedCall(
             session=self.recording.path.stem,
             machine=self.recording.machine,
-            endpoint=self._server.endpoint(exchange),
-            model=short_name(printable(str(body.get("model") or answer.model or "a model"))),
-            started_at=exchange.started_at,
+            endpoint=self._server.endpoint(proxied),
+            model=short_name(printable(model)),
+            started_at=proxied.started_at,
             call=prompt.call,
             conversation=conversation.number,
             turn=conversation.n_turns,
-            http_status=exchange.status,
-            failure=failure_of(exchange, answer),
-            unread=None if answer.is_readable else exchange.encoding[:20],
-            begin_ns=max(0, exchange.received_ns - self._began_ns),
-            ttft_ns=ttft_of(exchange, answer),
-            ended_ns=exchange.ended_ns - exchange.received_ns,
+            http_status=proxied.status,
+            failure=call.failure,
+            unread=None if answer.is_readable else proxied.encoding[:20],
+            begin_ns=max(0, proxied.received_ns - self._began_ns),
+            ttft_ns=call.ttft_ns,
+            ended_ns=proxied.ended_ns - proxied.received_ns,
             n_prompt=answer.n_prompt,
             n_cached=answer.n_cached,
             n_gen=answer.n_gen,
@@ -251,8 +227,8 @@ class CallRecorder:
             is_exact=finding.is_exact,
             slot=prompt.served.slot if prompt.served else None,
             cause=finding.cause,
-            blocks=self._columns(prompt.blocks),
-            body=body if self.recording.keeps_text else None,
+            blocks=self._columns(call.blocks),
+            body=call.body if self.recording.keeps_text else None,
             command=self.recording.command,
         )
 
@@ -269,10 +245,9 @@ class CallRecorder:
             hashed=tuple(hashes),
         )
 
-    def _save(self, call: RecordedCall) -> None:
-        results.save(
-            self.recording.path, call if self.recording.keeps_text else without_text(call)
-        )
+    def _save(self, line: RecordedCall) -> None:
+        saved = line if self.recording.keeps_text else without_text(line)
+        results.save(self.recording.path, saved)
 
 
 def may_share_slot(first: Prompt, second: Prompt) -> bool:
@@ -290,59 +265,6 @@ def without_text(call: RecordedCall) -> RecordedCall:
     if call.cause is None:
         return call
     return replace(call, cause=replace(call.cause, excerpt=""))
-
-
-def body_of(exchange: PassedCall) -> dict[str, Any]:
-    """The JSON object of a request; empty for anything else."""
-    data = bytes(exchange.request)
-    with suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
-        if exchange.request_encoding == "gzip":
-            data = gzip.decompress(data)
-        return as_dict(
-            json.loads(data, parse_float=finite_number, parse_constant=finite_number)
-        )
-    return {}
-
-
-def depth(value: Any) -> int:
-    """The levels of lists and objects in a JSON value."""
-    if isinstance(value, dict):
-        return 1 + max(map(depth, value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max(map(depth, value), default=0)
-    return 0
-
-
-def finite_number(text: str) -> float | None:
-    """A number; None for NaN, Infinity and 1e999, which no JSON can hold. JavaScript writes null
-    for them too."""
-    number = float(text)
-    return number if math.isfinite(number) else None
-
-
-def was_read(exchange: PassedCall, answer: Answer) -> bool:
-    """Whether the server has read the prompt of a call, as far as its answer shows."""
-    has_begun = answer.first_ns is not None or answer.n_prompt is not None
-    return exchange.status == OK and (answer.error is None or has_begun)
-
-
-def failure_of(exchange: PassedCall, answer: Answer) -> str | None:
-    if exchange.failure is not None:
-        return exchange.failure
-    if exchange.status == NOT_FOUND:
-        path = printable(exchange.path.partition("?")[0])[:MOST_SHOWN]
-        return f"HTTP 404: the server has no {path}"
-    if exchange.status != OK:
-        reason = f": {answer.error}" if answer.error else ""
-        return f"HTTP {exchange.status}{reason}"
-    if answer.error is not None:
-        return f"{ERROR_INSIDE}: {answer.error}"
-    return None
-
-
-def ttft_of(exchange: PassedCall, answer: Answer) -> int | None:
-    """When the first generated content came; None for an answer that was not streamed."""
-    return None if answer.first_ns is None else answer.first_ns - exchange.received_ns
 
 
 def nanoseconds(ms: float | None) -> int | None:

@@ -14,7 +14,7 @@ from lab.core.lists import join_and
 from lab.core.request import Endpoint, ServerSettings
 from lab.errors import LabError, printable
 from lab.features.recording.answers import Answer
-from lab.features.recording.proxy import HUNG_UP, PassedCall
+from lab.features.recording.proxy import HUNG_UP, ProxiedCall
 from lab.features.recording.server_log import Served, ServerLog
 from lab.remote import rendering
 from lab.remote.access import Access
@@ -77,16 +77,16 @@ class ServerQuestions:
         ] = {}  # of each slot, its latest task that is a recorded call
         self._properties: dict[str, str] = {}
 
-    def look_at(self, exchange: PassedCall, answer: Answer) -> None:
+    def look_at(self, call: ProxiedCall, answer: Answer) -> None:
         """Find out from the first good answer whether the server is a llama-server."""
-        if self._has_looked or exchange.status != 200 or exchange.failure == HUNG_UP:
+        if self._has_looked or call.status != 200 or call.failure == HUNG_UP:
             return
         self._has_looked = True
-        if answer.timings is None and exchange.server != "llama.cpp":
+        if answer.timings is None and call.server != "llama.cpp":
             return
         headers = self._access.headers
-        if exchange.authorization:
-            headers = (*headers, ("Authorization", exchange.authorization))
+        if call.authorization:
+            headers = (*headers, ("Authorization", call.authorization))
         self._client = Client(replace(self._access, headers=headers))
         self._watcher = Client(self._client.access)
         self._can_render = True
@@ -158,11 +158,11 @@ class ServerQuestions:
                 slots.append(Slot(number, task, n_tokens, is_busy))
         return slots
 
-    def endpoint(self, exchange: PassedCall) -> Endpoint:
+    def endpoint(self, call: ProxiedCall) -> Endpoint:
         is_llama = self._settings is not None
         return Endpoint(
             url=self._access.url,
-            api=printable(exchange.path.partition("?")[0].rpartition("/")[2])[:40],
+            api=printable(call.path.partition("?")[0].rpartition("/")[2])[:40],
             server=LLAMA_SERVER if is_llama else None,
             settings=self._settings,
         )
