@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.runner.disturbances import disturbances
 from lab.show import canvas
 from lab.show.cells import Cell, stacked
 from lab.show.wording import UNKNOWN, digits
@@ -15,9 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from lab.core.record import Record
-
 Point = tuple[float, float]
+
+
+class MeasuredPoint(NamedTuple):
+    x: float
+    y: float
+    is_disturbed: bool  # a run from which it was derived
 
 
 def cell(value: float | None, scale: float = 1.0) -> str:
@@ -73,21 +76,14 @@ def plot_series(
     ax: Axes,
     name: str,
     style: dict[str, Any],
-    measured: Iterable[tuple[float, float, Sequence[Record]]],
+    measured: Iterable[MeasuredPoint],
     medians: Iterable[Point],
     predicted: Iterable[Point],
 ) -> None:
-    """Draw measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions
-    dashed.
-    """
-    xs = []
-    ys = []
-    are_hollow = []
-    for x, y, runs in measured:
-        xs.append(x)
-        ys.append(y)
-        are_hollow.append(any(map(disturbances, runs)))
-    if xs:
+    """Draw measured points, hollow if disturbed; medians as a line; predictions dashed."""
+    points = list(measured)
+    if points:
+        xs, ys, are_hollow = zip(*points, strict=True)
         canvas.points(
             ax, xs, ys, are_hollow, **style, ms=5, alpha=0.6, label=f"{name}: measured"
         )

@@ -21,7 +21,14 @@ from lab.app import server
 from lab.app.collection import Results
 from lab.app.command_words import words_of_values
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
-from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
+from lab.app.experiment_tables import (
+    MeasuredPoint,
+    as_rows,
+    cell,
+    plot_series,
+    prediction_errors,
+    ranged,
+)
 from lab.app.options import (
     MODEL,
     PROMPT,
@@ -48,6 +55,7 @@ from lab.roofline.step_prediction import StepPrediction
 from lab.runner import batches
 from lab.runner.batches import Batch, batch_of
 from lab.runner.cases import Case
+from lab.runner.disturbances import disturbances
 from lab.runner.progress import Watch
 from lab.runner.refusals import whole_numbers
 from lab.show import canvas, volleys
@@ -73,14 +81,14 @@ def figures(run: Run) -> dict[str, float]:
 
     Empty for a failed run, and for one with steps that do not fit its case.
     """
-    batch = batch_of(run)
-    if batch is None or run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
+    setup = batch_of(run)
+    if setup is None or run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
         return {}
     steps = run.steps.frame()
     prefill = steps[steps.kind == PREFILL]
     decode = steps[steps.kind == DECODE]
     tpot_ns = phases.tpot_ns(run)
-    if prefill.empty or not tpot_ns or set(decode.n_tokens) != {batch.n_seq}:
+    if prefill.empty or not tpot_ns or set(decode.n_tokens) != {setup.n_seq}:
         return {}
     prefill_s = float(prefill.ready_ns.iloc[-1]) / 1e9
     if prefill_s <= 0 or tpot_ns <= 0:
@@ -213,8 +221,15 @@ def volleys_plan(
 
 def through_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """`lab batch --url`."""
-    names = ("sequences", "prompt_len", "gen", "repeat", "shared_prompt", "prompt", "seed")
-    plan = volleys_plan(**{name: asked[name] for name in names})
+    plan = volleys_plan(
+        asked["sequences"],
+        asked["prompt_len"],
+        asked["gen"],
+        asked["repeat"],
+        asked["shared_prompt"],
+        prompt=asked["prompt"],
+        seed=asked["seed"],
+    )
     model = None
     if "model" in server.given(context):
         model = asked["model"]
@@ -255,41 +270,41 @@ OPTIONS = (
 
 def runs_table(records: Sequence[Record]) -> pd.DataFrame:
     """A row per successful run: CASE, `step_s` (T(B)), `tpot_s`, `prefill_s`, `kv_bytes` of the
-    caches at the end, `record`.
+    caches at the end, `is_disturbed`.
     """
     import pandas as pd
 
-    rows = []
+    table = []
     for record in records:
         run = record.run
-        batch = batch_of(run)
         measured = figures(run)
-        if batch is None or not measured:
+        if not measured:
             continue
-        rows.append(
+        setup = setup_of(Batch, run.case)
+        table.append(
             {
                 "n_prompt": run.n_prompt,
                 "n_gen": run.n_gen,
-                "is_shared": batch.is_shared,
-                "n_seq": batch.n_seq,
+                "is_shared": setup.is_shared,
+                "n_seq": setup.n_seq,
                 "step_s": step_s(run),
                 "tpot_s": measured["tpot_ms"] / 1e3,
                 "prefill_s": measured["prefill_s"],
-                "kv_bytes": kv_bytes(record, batch),
-                "record": record,
+                "kv_bytes": kv_bytes(record, setup),
+                "is_disturbed": bool(disturbances(record)),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(table)
 
 
-def kv_bytes(record: Record, batch: Batch) -> float:
+def kv_bytes(record: Record, setup: Batch) -> float:
     """Bytes of the caches of all sequences at the end of a run; NaN if the model does not say."""
     settings = record.settings
     n_bytes = memory.kv_bytes_per_position(record.model, settings.type_k, settings.type_v)
     if not n_bytes:
         return math.nan
     run = record.run
-    return n_bytes * sum(batches.cache_lengths(batch, run.n_prompt, run.n_gen, settings))
+    return n_bytes * sum(batches.cache_lengths(setup, run.n_prompt, run.n_gen, settings))
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
@@ -425,9 +440,11 @@ def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Fig
 
     Grey lines: the rates if sharing a step cost nothing, and the ridge, if anything is concluded.
     """
+    runs = runs_table(records)
+    has_ridges = not is_doubtful(records)
     total, user = figure.subplots(1, 2)
-    draw_rates(total, rows, records, total_rate)
-    draw_rates(user, rows, records, user_rate)
+    draw_rates(total, rows, runs, total_rate, has_ridges)
+    draw_rates(user, rows, runs, user_rate, has_ridges)
     total.set_ylabel("tokens per second, all sequences")
     user.set_ylabel("tokens per second, each sequence")
     canvas.finish(figure.axes, title)
@@ -443,25 +460,28 @@ def user_rate(n_seq: float, tpot_s: float) -> float:
     return 1 / tpot_s
 
 
-def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: Rate) -> None:
+def draw_rates(
+    ax: Axes, rows: Sequence[Any], runs: pd.DataFrame, rate: Rate, has_ridges: bool
+) -> None:
     """Draw rates over the number of sequences: of each run, their medians, and predicted."""
-    runs = runs_table(records).groupby(REQUEST)
+    runs_by_request = runs.groupby(REQUEST)
     requests = by_request(rows)
     styles = canvas.styles(len(requests), canvas.OF_DECODE)
     for request, style in zip(requests, styles, strict=True):
         first = request[0]
         label = prompt_label(first)
         measured = []
-        of_request = runs.get_group((first.n_prompt, first.n_gen, first.is_shared))
+        of_request = runs_by_request.get_group((first.n_prompt, first.n_gen, first.is_shared))
         for run in of_request.itertuples():
-            measured.append((run.n_seq, rate(run.n_seq, run.tpot_s), [run.record]))
+            tps = rate(run.n_seq, run.tpot_s)
+            measured.append(MeasuredPoint(run.n_seq, tps, run.is_disturbed))
         medians = [(row.n_seq, rate(row.n_seq, row.tpot_s)) for row in request]
         predicted = [
             (row.n_seq, rate(row.n_seq, row.expected_s)) for row in request if row.expected_s
         ]
         plot_series(ax, label, style, measured, medians, predicted)
     draw_ideal(ax, requests[0], rate)
-    if not is_doubtful(records):
+    if has_ridges:
         draw_ridges(ax, requests)
     canvas.over_lengths(ax, [row.n_seq for row in rows])
     ax.set(xlabel="sequences in a step", yscale="log")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import (
+    MeasuredPoint,
     as_rows,
     cell,
     first_difference,
@@ -23,6 +24,7 @@ from lab.core.record import Record
 from lab.features.speculate.curve import curve_case
 from lab.features.speculate.setup import figures, speculation_of
 from lab.roofline.step_prediction import StepPrediction
+from lab.runner.disturbances import disturbances
 from lab.show import canvas
 from lab.show.cells import PROMPT_TOKENS, Cell, Column, stacked
 from lab.show.wording import UNKNOWN, digits
@@ -286,7 +288,8 @@ def draw_draft(
     """Draw the speed-ups with drafts of one kind: of each block, their medians, and predicted."""
     measured = []
     for run in runs.itertuples():
-        measured.append((run.n_draft, run.plain_s / run.tpot_s, [run.record, run.plain]))
+        is_disturbed = any(map(disturbances, [run.record, run.plain]))
+        measured.append(MeasuredPoint(run.n_draft, run.plain_s / run.tpot_s, is_disturbed))
     medians = [(row.n_draft, row.speed_up) for row in rows if row.speed_up is not None]
     predicted = [(row.n_draft, row.expected) for row in rows if row.expected is not None]
     plot_series(ax, f"drafted by {draft}", style, measured, medians, predicted)
