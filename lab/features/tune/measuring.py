@@ -164,22 +164,30 @@ class TuneSession:
     def left_s(self) -> float:
         return self.plan.budget_s - (self.clock() - self.started)
 
-    def can_try(self, n_runs: int) -> bool:
-        """Whether the budget allows more runs beside the confirmation, which has half or more."""
+    @property
+    def kept_s(self) -> float:
+        """The part of the budget that the search leaves for the confirmation: half or more, once
+        some choices were tried."""
         budget_s = self.plan.budget_s
-        kept_s = 2 * FEWEST_CONFIRMED * self.whole_s[NO_CHANGE]
-        if kept_s > budget_s:  # nothing can be confirmed
-            kept_s = 0.0
-        if self.n_tried >= FEWEST_TRIED:
-            kept_s = max(kept_s, FOR_CONFIRMATION * budget_s)
-        return self.left_s - kept_s >= n_runs * self.slowest_s
+        least_s = 2 * FEWEST_CONFIRMED * self.whole_s[NO_CHANGE]
+        if least_s > budget_s:  # nothing can be confirmed
+            least_s = 0.0
+        if self.n_tried < FEWEST_TRIED:
+            return least_s
+        return max(least_s, FOR_CONFIRMATION * budget_s)
+
+    def has_time_for(self, n_runs: int) -> bool:
+        """Whether the budget of the search allows more runs."""
+        return self.left_s - self.kept_s >= n_runs * self.slowest_s
 
     def search_all(self) -> Iterator[Record]:
         """Blocks until the best choice is known, or the budget of the search is spent."""
         choices = self.search.next_block()
-        while choices and (self.n_blocks == 0 or self.can_try(2)):
-            for number, choice in enumerate(choices):
-                if number and not self.can_try(1):
+        while choices and (self.n_blocks == 0 or self.has_time_for(2)):
+            default, *others = choices
+            yield from self.try_choice(default)
+            for choice in others:
+                if not self.has_time_for(1):
                     break
                 yield from self.try_choice(choice)
             self.n_blocks += 1
@@ -254,8 +262,10 @@ class TuneSession:
 
         def show(status: progress.Status) -> None:
             left_s = max(0.0, self.left_s)
-            status = dataclasses.replace(status, part=label, n_runs=0, left_s=left_s)
-            self.watch(dataclasses.replace(status, announcement=""))
+            of_block = dataclasses.replace(
+                status, part=label, n_runs=0, left_s=left_s, announcement=""
+            )
+            self.watch(of_block)
 
         reporter = Reporter(show, runs, self.plan.default.n_tokens)
         blocks = trial.Trial(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
@@ -150,11 +149,12 @@ def is_possible(
 
     Some builds, machines and models refuse it.
     """
-    with contextlib.suppress(LabError):
+    try:
         changed = plan.plan(worker, (setting,), SEARCH)
-        is_change = (changed.settings, changed.file) != (searched.settings, searched.file)
-        return is_change and not changed.refused
-    return False
+    except LabError:
+        return False
+    is_change = (changed.settings, changed.file) != (searched.settings, searched.file)
+    return is_change and not changed.refused
 
 
 def combinations(values: list[Choice]) -> Iterator[Choice]:

@@ -151,7 +151,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     measured = measured_turns(records)
     numbers: dict[Conversation, int] = {}  # of conversations with the same prompts
     tables: list[pd.DataFrame] = []
-    for setups in grouped(measured, lengths_of).values():
+    for setups in grouped(measured, comparable_part).values():
         comparable = {setup: measured[setup] for setup in setups}
         shown = shown_setups(setups)
         has_several_places = len({setup.keep for setup in shown}) > 1
@@ -172,7 +172,7 @@ def prompts_of(setup: Conversation) -> Conversation:
     return dataclasses.replace(setup, breaks=breaks, keep=MEMORY, only=())
 
 
-def lengths_of(setup: Conversation) -> Conversation:
+def comparable_part(setup: Conversation) -> Conversation:
     """What conversations have in common whose times can be compared: all but breaks and caches."""
     return dataclasses.replace(prompts_of(setup), breaks="")
 

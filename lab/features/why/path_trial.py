@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +34,7 @@ from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus
 from lab.show.wording import seconds, times
 
+PROMPT_LEN = "prompt_len"  # the setting of a change of depth
 MOST_BLOCKS = 30
 PLANNED_BLOCKS = FEWEST + 1  # for which the changes must fit into the budget
 MOST_CHANGES = 6
@@ -64,6 +65,46 @@ class PathTrial:
     def n_gen(self) -> int:
         return 1 if self.is_prefill else GEN
 
+    @property
+    def prompt_lens(self) -> list[int]:
+        """The prompt lengths on the way."""
+        later = [part.changes[PROMPT_LEN] for part in self.changes if is_depth(part)]
+        return [self.start[PROMPT_LEN], *later]
+
+    def after_shortest_prompt(self) -> PathTrial:
+        """The same, beginning after the shortest prompt: the cheapest one."""
+        return replace(self, start={**self.start, PROMPT_LEN: min(self.prompt_lens)})
+
+
+@dataclass
+class BlockTimes:
+    """The blocks in which all variants ran, and all timed records so far."""
+
+    n_variants: int
+    is_prefill: bool
+    blocks: list[Block] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    _number: int | None = None  # of the block under way
+    _times_ns: dict[str, float] = field(default_factory=dict)  # in it
+
+    def add(self, record: Record) -> bool:
+        """Add a record; returns whether all variants of its block have run now."""
+        run = record.run
+        if run.block != self._number:
+            self._number = run.block
+            self._times_ns = {}
+        if not run.is_timed:
+            return False
+        self.records.append(record)
+        ns = ns_per_token(run, self.is_prefill)
+        if ns:
+            self._times_ns[run.variant or ""] = ns
+        if len(self._times_ns) < self.n_variants:
+            return False
+        self.blocks.append(self._times_ns)
+        self._times_ns = {}
+        return True
+
 
 @dataclass
 class Measured:
@@ -81,25 +122,23 @@ def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
     start = {name: value for name, value in chosen.items() if value != defaults().get(name)}
     if pair.fast.records:
         start |= sampling.keywords(pair.fast.records[0].settings.sampling)
-    start["prompt_len"] = prompt_length(figure)
+    start[PROMPT_LEN] = prompt_length(figure)
     start["model"] = spec
     return start
 
 
-def run(asked: PathTrial) -> Measured:
+def run(path_trial: PathTrial) -> Measured:
     """Measure the changes as far as the budget lasts."""
     began = time.monotonic()
-    in_order = sorted(asked.changes, key=cost_order)
-    changes = in_order[:MOST_CHANGES]
-    lengths = [asked.start["prompt_len"]]
-    lengths += [part.changes["prompt_len"] for part in changes if is_depth(part)]
-    blocks_s = needed_seconds(replace(asked, changes=changes), lengths)
-    spent_s = time.monotonic() - began
-    left_s = asked.budget_s - spent_s
-    fitting: list[GapPart] = []
+    in_order = sorted(path_trial.changes, key=cost_order)
     too_many = f"a trial holds {MOST_CHANGES} changes, the cheapest"
     parts = {part.name: not_measured(part, too_many) for part in in_order[MOST_CHANGES:]}
-    for part, block_s in zip(changes, blocks_s, strict=True):  # each takes longer
+    possible = replace(path_trial, changes=in_order[:MOST_CHANGES])
+    blocks_s = needed_seconds(possible)
+    spent_s = time.monotonic() - began
+    left_s = path_trial.budget_s - spent_s
+    fitting: list[GapPart] = []
+    for part, block_s in zip(possible.changes, blocks_s, strict=True):  # each takes longer
         trial_s = PLANNED_BLOCKS * block_s
         if trial_s <= left_s:
             fitting.append(part)
@@ -110,10 +149,9 @@ def run(asked: PathTrial) -> Measured:
             parts[part.name] = not_measured(part, f"no run fits {OVER_BUDGET}")
     if not fitting:
         return Measured(parts)
-    start = dict(asked.start)
     if not any(map(is_depth, fitting)):
-        start["prompt_len"] = min(lengths)  # the cheapest, since depth is not measured
-    way = measure_way(replace(asked, start=start, changes=fitting, budget_s=left_s))
+        possible = possible.after_shortest_prompt()
+    way = measure_way(replace(possible, changes=fitting, budget_s=left_s))
     return replace(way, parts=parts | way.parts)
 
 
@@ -123,7 +161,7 @@ def cost_order(part: GapPart) -> tuple[bool, bool]:
 
 
 def is_depth(part: GapPart) -> bool:
-    return "prompt_len" in part.changes
+    return PROMPT_LEN in part.changes
 
 
 def not_measured(part: GapPart, reason: str) -> GapPart:
@@ -131,40 +169,41 @@ def not_measured(part: GapPart, reason: str) -> GapPart:
     return replace(part, how=NOT_MEASURED, reason=f"{part.reason}; not measured: {reason}")
 
 
-def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
+def needed_seconds(path_trial: PathTrial) -> list[float]:
     """Seconds of a block with the first change, the first two, and so on; inf if no run fits.
 
-    From one run of a single variant, after a prompt of the least length.
+    From one run of a single variant, after the shortest prompt.
     """
-    cheapest_start = {**asked.start, "prompt_len": min(lengths)}
-    short = replace(asked, start=cheapest_start, changes=asked.changes[:1])
+    changes = path_trial.changes
+    prompt_lens = path_trial.prompt_lens
+    first_change = replace(path_trial.after_shortest_prompt(), changes=changes[:1])
     try:
-        fixed_s, work_s = seconds_of_one_run(short)
+        fixed_s, work_s = seconds_of_one_run(first_change)
     except TimeSpent:
-        return [math.inf] * len(asked.changes)
-    n_tokens = min(lengths) + asked.n_gen
+        return [math.inf] * len(changes)
+    n_tokens = min(prompt_lens) + path_trial.n_gen
     blocks_s: list[float] = []
-    for n_changes, part in enumerate(asked.changes, 1):
+    for n_changes, part in enumerate(changes, 1):
         if is_depth(part):  # half of the variants have the long prompt
-            work_s *= (sum(lengths) / 2 + asked.n_gen) / n_tokens
+            work_s *= (sum(prompt_lens) / 2 + path_trial.n_gen) / n_tokens
         n_variants = 2 * n_changes
         blocks_s.append(n_variants * (fixed_s + work_s))
     return blocks_s
 
 
-def seconds_of_one_run(asked: PathTrial) -> tuple[float, float]:
+def seconds_of_one_run(path_trial: PathTrial) -> tuple[float, float]:
     """Seconds of a run of the first variant: to start an engine and to warm up, and for its steps.
 
     TimeSpent if it does not end within the budget.
     """
-    look = limited(asked.watch, asked.budget_s)
-    _, plans = plans_of(asked)
+    look = limited(path_trial.watch, path_trial.budget_s)
+    _, plans = plans_of(path_trial)
     name = next(iter(plans))
     variant = {name: plans[name]}
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "first.jsonl"
-        records = trial.execute(variant, trial.Blocks(1, 1), path, look, asked.new_worker)
+        records = trial.execute(variant, trial.Blocks(1, 1), path, look, path_trial.new_worker)
         work_s = sum(map(seconds_of_steps, records))
         fixed_s = time.monotonic() - began - work_s
     return fixed_s, work_s
@@ -178,56 +217,34 @@ def seconds_of_steps(record: Record) -> float:
     return (steps.end_ns[-1] - steps.start_ns[0]) / 1e9
 
 
-def measure_way(asked: PathTrial) -> Measured:
+def measure_way(path_trial: PathTrial) -> Measured:
     """Run blocks until all factors are sure, the budget is spent, or a variant cannot run.
 
     A block that the budget or a crash has ended counts for no factor.
     """
-    way, plans = plans_of(asked)
-    path = session.new_results_file(next(iter(plans.values())), asked.folder)
-    blocks: list[Block] = []
-    records: list[Record] = []
-    parts = factors(asked.changes, way, blocks, records)
+    changes = path_trial.changes
+    way, plans = plans_of(path_trial)
+    path = session.new_results_file(next(iter(plans.values())), path_trial.folder)
+    measured = BlockTimes(len(plans), path_trial.is_prefill)
+    parts = factors(changes, way, measured)
     ended_by: str | None = None
-    look = limited(asked.watch, asked.budget_s)
+    look = limited(path_trial.watch, path_trial.budget_s)
+    planned = trial.Blocks(MOST_BLOCKS, 1)
     with results.unless_empty(path):
-        blocks_asked = trial.Blocks(MOST_BLOCKS, 1)
-        executed = until_spent(
-            trial.execute(plans, blocks_asked, path, look, asked.new_worker)
-        )
+        records = trial.execute(plans, planned, path, look, path_trial.new_worker)
         try:
-            for block in whole_blocks(executed, records, len(plans), asked.is_prefill):
-                blocks.append(block)
-                parts = factors(asked.changes, way, blocks, records)
-                if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
+            for record in until_spent(records):
+                if not measured.add(record):
+                    continue
+                parts = factors(changes, way, measured)
+                if len(measured.blocks) >= PLANNED_BLOCKS and are_sure(parts):
                     break
         except LabError as problem:
             ended_by = problem.what
-    if ended_by and len(blocks) < FEWEST:
+    if ended_by and len(measured.blocks) < FEWEST:
         reason = ended_by.rstrip(".")
-        parts = {part.name: not_measured(part, reason) for part in asked.changes}
+        parts = {part.name: not_measured(part, reason) for part in changes}
     return Measured(parts, path if exists(path) else None, ended_by)
-
-
-def whole_blocks(
-    executed: Iterable[Record], records: list[Record], n_variants: int, is_prefill: bool
-) -> Iterator[Block]:
-    """The blocks in which all variants ran. Timed records are added to `records`."""
-    times_ns: dict[str, float] = {}
-    number: int | None = None
-    for record in executed:
-        if record.run.block != number:
-            number = record.run.block
-            times_ns = {}
-        if not record.run.is_timed:
-            continue
-        records.append(record)
-        ns = ns_per_token(record.run, is_prefill)
-        if ns:
-            times_ns[record.run.variant or ""] = ns
-        if len(times_ns) == n_variants:
-            yield times_ns
-            times_ns = {}
 
 
 def are_sure(parts: Mapping[str, GapPart]) -> bool:
@@ -235,53 +252,52 @@ def are_sure(parts: Mapping[str, GapPart]) -> bool:
     return all((part.half or 0.0) < SURE for part in parts.values())
 
 
-def plans_of(asked: PathTrial) -> tuple[Way, dict[str, Plan]]:
+def plans_of(path_trial: PathTrial) -> tuple[Way, dict[str, Plan]]:
     """The variants of the way there and back, and their plans by name."""
-    n_changes = len(asked.changes)
+    n_changes = len(path_trial.changes)
     there = [range(n) for n in range(n_changes + 1)]  # the first n changes are made
     back = [range(n, n_changes) for n in range(1, n_changes)]  # the first n are undone
     made_in_variants = there + back
     variants: list[tuple[str, Mapping[str, Any]]] = []
     for numbers in made_in_variants:
-        settings = dict(asked.start)
+        settings = dict(path_trial.start)
         for number in numbers:
-            settings |= asked.changes[number].changes
+            settings |= path_trial.changes[number].changes
         settings = {name: value for name, value in settings.items() if value is not None}
-        settings["prompt_len"] = str(settings["prompt_len"])
+        settings[PROMPT_LEN] = str(settings[PROMPT_LEN])
         options: list[str] = []
         for name, value in settings.items():
             options += as_options.option(name, value)
         variants.append((shell.join(*options), settings))
-    with asked.new_worker() as worker:
-        plans = trial.plan(worker, variants, MOST_BLOCKS, gen=asked.n_gen)
+    with path_trial.new_worker() as worker:
+        plans = trial.plan(worker, variants, MOST_BLOCKS, gen=path_trial.n_gen)
     way = dict(zip(map(frozenset, made_in_variants), plans, strict=True))
     return way, plans
 
 
-def factors(
-    changes: Sequence[GapPart], way: Way, blocks: Sequence[Block], records: Sequence[Record]
-) -> dict[str, GapPart]:
-    """The parts by name with their factors and 95 % ranges, from blocks of times per token."""
+def factors(changes: Sequence[GapPart], way: Way, measured: BlockTimes) -> dict[str, GapPart]:
+    """The parts by name with their factors and 95 % ranges."""
+    blocks = measured.blocks
     if len(blocks) < FEWEST:
-        few = f"only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
+        few = f"only {plural(len(blocks), 'block')} of {FEWEST} {OVER_BUDGET}"
         return {part.name: not_measured(part, few) for part in changes}
     parts: dict[str, GapPart] = {}
     n_changes = len(changes)
-    n_disturbed = disturbances.n_disturbed(records)
+    n_disturbed = disturbances.n_disturbed(measured.records)
     for number, part in enumerate(changes):
         there = log_ratios(blocks, way, range(number), range(number + 1))
         back = log_ratios(blocks, way, range(number + 1, n_changes), range(number, n_changes))
         logs = [statistics.fmean(pair) for pair in zip(there, back, strict=True)]
-        measured = replace(
+        with_factor = replace(
             part,
             log=statistics.fmean(logs),
             half=mean_half_width(logs),
             how=f"{MEASURED}, {len(blocks)} blocks",
             orders=(statistics.fmean(there), statistics.fmean(back)),
-            n_runs=len(records),
+            n_runs=len(measured.records),
             n_disturbed=n_disturbed,
         )
-        parts[part.name] = replace(measured, reason=reason_of(measured))
+        parts[part.name] = replace(with_factor, reason=reason_of(with_factor))
     return parts
 
 
