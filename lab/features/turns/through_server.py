@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +36,17 @@ from lab.runner.progress import ShowStatus, Status
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
 N_COUNTED = 300  # words from which the tokens of a word are estimated
 N_COLD = 2  # tokens of an answer without a cache: only its TTFT is used
+SYSTEM, FIRST_MESSAGE = range(2)  # the parts of a prompt
 PART = re.compile(r"\s*\S+\s*")
 
 Words = list[str]
+
+
+class ColdTurn(NamedTuple):
+    """A turn whose prompt has other first letters, so that no cache has it."""
+
+    number: int
+    body: Body
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +66,15 @@ class Sender:
             return accepted
         return tuple(option for option in accepted if option != formats.NO_CACHE)
 
-    def send(
-        self, parts: Sequence[Words], n_gen: int, place: TurnPlace
-    ) -> tuple[RequestRecord, str]:
-        """Send a prompt; returns its record, which is not kept yet, and the answer."""
-        prompt = formats.prompt_fields(self.server.endpoint.api, list(map("".join, parts)))
-        return self.send_body(prompt, n_gen, place)
+    def body(self, parts: Sequence[Words]) -> Body:
+        """The body of a request with this prompt."""
+        return formats.prompt_fields(self.server.endpoint.api, list(map("".join, parts)))
 
-    def send_body(
+    def send(
         self, body: Body, n_gen: int, place: TurnPlace, n_counted: int | None = None
     ) -> tuple[RequestRecord, str]:
-        """Send the body of a request; `n_counted` are the tokens of its prompt."""
+        """Send the body of a request, of whose prompt `n_counted` are the tokens; returns its
+        record, which is not kept yet, and the answer."""
         options = self.options(place)
         limits = formats.limits(options)
         if "tools" in body:  # a call of a tool ends where its grammar says
@@ -94,16 +100,27 @@ class Sender:
         results.save(self.path, record)
         return record
 
+    def send_again(
+        self, turns: Iterable[ColdTurn], watch: ShowStatus
+    ) -> Iterator[RequestRecord]:
+        """Send turns again without a cache."""
+        for turn in turns:
+            watch(Status(f"turn {turn.number} without a cache"))
+            place = TurnPlace(turn.number, is_cold=True)
+            record, _ = self.send(turn.body, N_COLD, place)
+            yield self.keep(record)
+
 
 def sender_of(conversation: Conversation, server: Server, path: Path) -> Sender:
     """A sender that watches this machine during each request, if the server is on it."""
     return Sender(conversation, server, path, server_pids(server.client.access))
 
 
-def cold_turns(conversation: Conversation) -> set[int]:
+def cold_turns(conversation: Conversation) -> list[int]:
     """The turns that are sent again without a cache: one in the middle, and the last one."""
     middle = conversation.n_turns // 2 + 1
-    return {number for number in (middle, conversation.n_turns) if number > 1}
+    numbers = sorted({middle, conversation.n_turns})
+    return [number for number in numbers if number > 1]
 
 
 def execute(
@@ -118,12 +135,13 @@ def execute(
     """
     sender = sender_of(conversation, server, path)
     source = PART.findall(text)
-    nonces = [nonce_words() for _ in range(3)]
-    first_part = first_text(conversation)
-    conversation_in_words = in_words(conversation, server, source, len(nonces[0]))
-    transcript = Transcript(conversation_in_words, lambda n: repeated(nonces[0], source, n))
+    nonce = nonce_words()
+    in_words = conversation_in_words(
+        conversation, tokens_per_word(server, source), n_nonce=len(nonce)
+    )
+    transcript = Transcript(in_words, lambda n: repeated(nonce, source, n))
     events = parse_breaks(conversation.breaks, conversation.n_turns)
-    cold: list[tuple[int, list[Words]]] = []  # turns to send again without a cache
+    cold: list[ColdTurn] = []
     for number, n_gen in enumerate(conversation.answers, 1):
         watch(Status(f"turn {number} of {conversation.n_turns}"))
         turn = transcript.next_turn()
@@ -133,20 +151,16 @@ def execute(
         if SECOND in events[number - 1]:
             system, message, *_ = turn.parts
             last_words = source[::-1]  # another conversation: the words backwards
-            sender.send([system, last_words[: len(message)]], N_COLD, place)
-        record, answer = sender.send(turn.parts, n_gen, place)
+            sender.send(sender.body([system, last_words[: len(message)]]), N_COLD, place)
+        record, answer = sender.send(sender.body(turn.parts), n_gen, place)
         yield sender.keep(record)
         if record.request.status != OK:
             return
         transcript.answered(re.findall(r"\s+|\S+\s*", answer) or [" "])
         if number in cold_turns(conversation):
-            cold.append((number, turn.parts))
-    for nonce, (number, parts) in zip(nonces[1:], cold, strict=False):
-        watch(Status(f"turn {number} without a cache"))
-        first_words = [*nonce, *parts[first_part][len(nonce) :]]
-        changed = [*parts[:first_part], first_words, *parts[first_part + 1 :]]
-        record, _ = sender.send(changed, N_COLD, TurnPlace(number, is_cold=True))
-        yield sender.keep(record)
+            parts = with_nonce(turn.parts, first_text(conversation), nonce_words())
+            cold.append(ColdTurn(number, sender.body(parts)))
+    yield from sender.send_again(cold, watch)
 
 
 def replay(
@@ -159,24 +173,16 @@ def replay(
     """
     conversation = recorded.conversation
     sender = sender_of(conversation, server, path)
-    cold = cold_turns(conversation)
     for number, n_gen in enumerate(conversation.answers, 1):
         watch(Status(f"turn {number} of {conversation.n_turns}"))
         place = TurnPlace(number, recorded.differs_at(number))
         body = recorded.bodies[number - 1]
-        record, _ = sender.send_body(body, n_gen, place, recorded.n_prompt(number))
+        record, _ = sender.send(body, n_gen, place, recorded.n_prompt(number))
         yield sender.keep(record)
         if record.request.status != OK:
             return
-    for number in sorted(cold):
-        watch(Status(f"turn {number} without a cache"))
-        body = recorded.cold_body(number)
-        record, _ = sender.send_body(body, N_COLD, TurnPlace(number, is_cold=True))
-        yield sender.keep(record)
-
-
-def at_least_one(lengths: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(1, n) for n in lengths)
+    cold = [ColdTurn(n, recorded.cold_body(n)) for n in cold_turns(conversation)]
+    yield from sender.send_again(cold, watch)
 
 
 def nonce_words() -> Words:
@@ -190,38 +196,47 @@ def repeated(nonce: Words, source: Words, n: int) -> Words:
 
 
 def first_text(conversation: Conversation) -> int:
-    """The part of a prompt that begins it: the system prompt, 0, or the first message, 1."""
-    return 0 if conversation.system else 1
+    """The part of a prompt that begins it."""
+    return SYSTEM if conversation.system else FIRST_MESSAGE
 
 
-def in_words(
-    conversation: Conversation, server: Server, source: Words, n_nonce: int
+def with_nonce(parts: Sequence[Words], place: int, nonce: Words) -> list[Words]:
+    """The parts of a prompt, the one at `place` with these first words instead of its own."""
+    changed = list(parts)
+    changed[place] = [*nonce, *parts[place][len(nonce) :]]
+    return changed
+
+
+def tokens_per_word(server: Server, source: Words) -> float:
+    """How many tokens a word has; an estimate if the server cannot count."""
+    if not server.counter:
+        return TOKENS_PER_WORD
+    sample = source[:N_COUNTED]
+    n_tokens = server.counter.count("".join(sample))
+    return n_tokens / len(sample) if n_tokens else TOKENS_PER_WORD
+
+
+def conversation_in_words(
+    conversation: Conversation, tokens_of_word: float, n_nonce: int
 ) -> Conversation:
     """The conversation with lengths in words; `n_nonce` words begin its first text."""
-    lengths = lengths_in_words(conversation, server, source)
-    lengths[first_text(conversation)] += n_nonce
+
+    def n_words(n_tokens: int) -> int:
+        return max(2, round(n_tokens / tokens_of_word)) if n_tokens else 0
+
+    n_system = n_words(conversation.system)
+    n_messages = list(map(n_words, conversation.messages))
+    n_answers = list(map(n_words, conversation.answers))
+    if first_text(conversation) == SYSTEM:
+        n_system += n_nonce
+    else:
+        n_messages[0] += n_nonce
     return dataclasses.replace(
         conversation,
-        system=lengths[0],
-        messages=at_least_one(lengths[1::2]),
-        answers=at_least_one(lengths[2::2]),
+        system=n_system,
+        messages=tuple(max(1, n) for n in n_messages),
+        answers=tuple(max(1, n) for n in n_answers),
     )
-
-
-def lengths_in_words(conversation: Conversation, server: Server, source: Words) -> list[int]:
-    """The lengths of the system prompt, and of all messages and answers, in words."""
-    sample = source[:N_COUNTED]
-    tokens_per_word = TOKENS_PER_WORD
-    if server.counter:
-        n_tokens = server.counter.count("".join(sample))
-        tokens_per_word = n_tokens / len(sample) if n_tokens else TOKENS_PER_WORD
-    n_tokens_of_parts = [conversation.system]
-    for message, answer in zip(conversation.messages, conversation.answers, strict=True):
-        n_tokens_of_parts += [message, answer]
-    lengths = []
-    for n in n_tokens_of_parts:
-        lengths.append(max(2, round(n / tokens_per_word)) if n else 0)
-    return lengths
 
 
 def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
