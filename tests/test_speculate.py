@@ -14,9 +14,9 @@ import pytest
 
 from lab.app import command_words, kinds
 from lab.core import drafts, results
-from lab.core.asked_command import asking
 from lab.core.drafts import LOOKUP, Chain, StepTimes
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
+from lab.core.stored_command import storing
 from lab.errors import LabError
 from lab.features.report import page
 from lab.features.speculate import curve, planning, speed_ups
@@ -380,7 +380,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     fake_worker: FakeWorker, model_file: Path
 ) -> None:
     draft = str(model_file.with_name("draft.gguf"))
-    with asking(["speculate", "--draft", "draft.gguf"]):
+    with storing(["speculate", "--draft", "draft.gguf"]):
         records = measured(
             fake_worker, model_file, draft=draft, repeat=1, lengths="2", prompt="code"
         )

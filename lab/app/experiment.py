@@ -21,11 +21,11 @@ from lab.app.running import carry_out
 from lab.app.server import REACHING, TIMEOUT, URL, check_side, given, of_engine
 from lab.core import shown
 from lab.core.arguments import StrPath
-from lab.core.asked_command import asking
 from lab.core.experiments import run_name
 from lab.core.files import expanded, is_dir
 from lab.core.lists import grouped
 from lab.core.record import Record
+from lab.core.stored_command import storing
 from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.runner import disturbances, session
 from lab.runner.cases import Plan
@@ -106,13 +106,13 @@ class Experiment:
 
         @click.pass_context
         @with_options(*options)
-        def command(context: click.Context, url: str | None = None, **asked: Any) -> None:
+        def command(context: click.Context, url: str | None = None, **options: Any) -> None:
             check_side(given(context), url)
             if url is not None and self.through_server is not None:
-                self.through_server(context, url, asked)
+                self.through_server(context, url, options)
                 return
-            with self.planning(asked["out"]) as plan:
-                carry_out(plan, **of_engine(asked))
+            with self.planning(options["out"]) as plan:
+                carry_out(plan, **of_engine(options))
 
         make = click.command(self.name, cls=Command, first=self.main_options, help=self.about)
         return make(command)
@@ -125,10 +125,10 @@ class Experiment:
         """Whether a line of a results file is one of its runs."""
         return is_plain(line) and line.run.experiment == self.name
 
-    def measure(self, asked: Mapping[str, Any], out: StrPath, watch: Watch) -> list[Record]:
+    def measure(self, options: Mapping[str, Any], out: StrPath, watch: Watch) -> list[Record]:
         """Plan and measure what a function of the package was asked for."""
-        with self.planning(out) as plan, asking(words_of_values(self.as_command(), asked)):
-            return session.carry_out(lambda worker: plan(worker, **asked), out, watch)
+        with self.planning(out) as plan, storing(words_of_values(self.as_command(), options)):
+            return session.carry_out(lambda worker: plan(worker, **options), out, watch)
 
     @contextlib.contextmanager
     def planning(self, out: StrPath) -> Iterator[Callable[..., Plan]]:

@@ -109,9 +109,9 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it measures holds the words that asked for it."""
         from lab.app.command_words import words_of_command
-        from lab.core.asked_command import asking
+        from lab.core.stored_command import storing
 
-        with asking(words_of_command(ctx)):
+        with storing(words_of_command(ctx)):
             return super().invoke(ctx)
 
     @property

@@ -79,9 +79,9 @@ def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Reaching]:
     return of_plan, reaching_of(settings)
 
 
-def of_engine(asked: Mapping[str, Any]) -> dict[str, Any]:
+def of_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a command without those that only a server has."""
-    return {name: value for name, value in asked.items() if name not in ONLY_SERVER}
+    return {name: value for name, value in options.items() if name not in ONLY_SERVER}
 
 
 def given(context: click.Context) -> list[str]:
@@ -123,21 +123,21 @@ def confirm(url: str, what: str, yes: bool) -> None:
         )
 
 
-def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, Any]) -> None:
+def carry_out(url: str, plan: ServerPlan, model: str | None, options: dict[str, Any]) -> None:
     """Examine a server, show what it can do, measure a plan and show the results.
 
-    `asked` are the options of the command: those of REACHING, TIMEOUT and output, and dry_run.
+    `options` are the options of the command: those of REACHING, TIMEOUT and output, and dry_run.
     """
     from lab.remote import session
     from lab.remote.examination import connect, reaching_of
     from lab.show import console, text_requests
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
-    confirm(url, plan.summary, asked["yes"])
+    confirm(url, plan.summary, options["yes"])
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
-    with connect(url, model, err.print, plan.budget_s, **reaching_of(asked)) as server:
+    with connect(url, model, err.print, plan.budget_s, **reaching_of(options)) as server:
         text_requests.print_endpoint(server.endpoint, server.name, server.models, out)
         session.check(plan, server)
         examined: dict[str, Any] = {
@@ -145,7 +145,7 @@ def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, An
             "model": server.name,
             "models": server.models,
         }
-        if asked["dry_run"]:
+        if options["dry_run"]:
             if output.as_json:
                 console.print_json({**examined, **_planned(plan)})
             else:

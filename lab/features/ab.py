@@ -31,10 +31,10 @@ from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core import shell, stats
 from lab.core.arguments import Numbers, StrPath
-from lab.core.asked_command import asking
 from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import plural
 from lab.core.record import Record
+from lab.core.stored_command import storing
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -72,13 +72,13 @@ def ab(
     `shared` those of all.
     """
     labelled = trial.named(variants)
-    asked: dict[str, Any] = {"prompt_len": prompt_len, "gen": gen, "model": model, **shared}
+    options: dict[str, Any] = {"prompt_len": prompt_len, "gen": gen, "model": model, **shared}
     with Worker() as worker:
-        plans = trial.plan(worker, labelled, repeat, **asked)
+        plans = trial.plan(worker, labelled, repeat, **options)
     path = new_results_file(next(iter(plans.values())), Path(out))
     labels = [label for label, _ in labelled]
-    asked_words = words_of_values(command, {"variants": labels, "repeat": repeat, **asked})
-    with progress.shown_to(watch) as show, asking(asked_words):
+    words = words_of_values(command, {"variants": labels, "repeat": repeat, **options})
+    with progress.shown_to(watch) as show, storing(words):
         return Results(trial.execute(plans, Blocks(repeat), path, show))
 
 
@@ -185,7 +185,7 @@ def command(
     dry_run: bool,
     at_least: float,
     sequences: str | None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Compare settings or models, measured alternately.
 
@@ -202,14 +202,14 @@ def command(
     from lab.runner import batches
     from lab.show import comparison, console, text_comparison, text_doubts, text_plan
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     labelled = [(text.strip(), parse_variant(text)) for text in variants]
     make: Any = make_plan
     if sequences is not None:
         make = partial(batches.plan, sequences=sequences)
     with Worker() as worker, console.transfer(err) as transferring:
-        plans = trial.plan(worker, labelled, repeat, make, **asked, watch=transferring)
+        plans = trial.plan(worker, labelled, repeat, make, **options, watch=transferring)
     introduce(list(plans.values()), err, err, notes_on_blocks(list(plans.values()), repeat))
     if budget is None and _is_default("repeat"):
         budget = BUDGET_S

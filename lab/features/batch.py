@@ -39,12 +39,12 @@ from lab.app.options import (
 )
 from lab.core import cost, memory, phases
 from lab.core.arguments import Numbers, Reaching, StrPath
-from lab.core.asked_command import asking
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
+from lab.core.stored_command import storing
 from lab.errors import LabError
 from lab.models import catalog
 from lab.remote import session as server_session
@@ -168,7 +168,7 @@ def batch(
     for impossible numbers.
     """
     server.check_side(settings, url)
-    asked = {
+    options = {
         "sequences": sequences,
         "prompt_len": prompt_len,
         "gen": gen,
@@ -177,11 +177,11 @@ def batch(
         "shared_prompt": shared_prompt,
     }
     if url is None:
-        return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
+        return Results(EXPERIMENT.measure({**options, **settings}, out, watch))
     of_plan, reaching = server.split(settings)
     plan = volleys_plan(sequences, prompt_len, gen, repeat, shared_prompt, **of_plan)
     name = None if model == catalog.DEFAULT else model
-    with asking(words_of_values(command, {**asked, **settings, "url": url})):
+    with storing(words_of_values(command, {**options, **settings, "url": url})):
         return Results(server_session.carry_out(url, plan, name, out, watch, **reaching))
 
 
@@ -219,21 +219,21 @@ def volleys_plan(
     return replace(plan, cases=tuple(cases))
 
 
-def through_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+def through_server(context: click.Context, url: str, options: dict[str, Any]) -> None:
     """`lab batch --url`."""
     plan = volleys_plan(
-        asked["sequences"],
-        asked["prompt_len"],
-        asked["gen"],
-        asked["repeat"],
-        asked["shared_prompt"],
-        prompt=asked["prompt"],
-        seed=asked["seed"],
+        options["sequences"],
+        options["prompt_len"],
+        options["gen"],
+        options["repeat"],
+        options["shared_prompt"],
+        prompt=options["prompt"],
+        seed=options["seed"],
     )
     model = None
     if "model" in server.given(context):
-        model = asked["model"]
-    server.carry_out(url, plan, model, asked)
+        model = options["model"]
+    server.carry_out(url, plan, model, options)
 
 
 def is_of_volley(record: Any) -> bool:

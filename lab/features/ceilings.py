@@ -48,7 +48,7 @@ from lab.show.wording import digits
     out_option("Folder with the results."),
     as_json_option(),
 )
-def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
+def command(types: str, again: bool, out: str, as_json: bool, **settings: Any) -> None:
     """Measure how fast this machine's basic operations can be.
 
     \b
@@ -68,7 +68,7 @@ def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> N
     from lab.show.section import print_sections
 
     err = console.console(stderr=True)
-    model = asked.pop("model")
+    model = settings.pop("model")
     more_types = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
     warn_in_yellow = partial(err.print, style="yellow")
     try:
@@ -76,9 +76,16 @@ def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> N
             console.transfer(err) as watch_file,
             console.progress(err, None, str) as (watch, _),
         ):
-            asked["watch"] = watch_file
+            settings["watch"] = watch_file
             measured = measure(
-                model, more_types, Path(out), err.print, watch, warn_in_yellow, again, **asked
+                model,
+                more_types,
+                Path(out),
+                err.print,
+                watch,
+                warn_in_yellow,
+                again,
+                **settings,
             )
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -94,13 +101,14 @@ def ceilings(
     *,
     out: StrPath = "results",
     watch: Watch = None,
-    **asked: Unpack[EngineSettings],
+    **settings: Unpack[EngineSettings],
 ) -> Ceilings:
     """This machine's ceilings for a model (a SPEC), measured if unknown, and kept in `out`.
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
-    `types` are measured besides the model's own; `asked` are settings such as threads or device.
+    `types` are measured besides the model's own; `settings` are those of the engine, such as threads or
+    device.
     The ceilings are those of the device with most layers; `others` are those of the further devices
     that the settings use.
     """
@@ -111,7 +119,7 @@ def ceilings(
 
         folder = Path(out)
         best = measure(
-            model, parts(types), folder, say, show, warn, False, watch=None, **asked
+            model, parts(types), folder, say, show, warn, False, watch=None, **settings
         )
         say(
             f"The speeds of {len(best.rates)} basic operations (kernels) were measured at "
@@ -128,7 +136,7 @@ def measure(
     tell: ShowStatus,
     warn: Say,
     again: bool,
-    **asked: Any,
+    **settings: Any,
 ) -> Ceilings:
     """Measure the probes of a model that `out` does not answer (with `again` all), and return all
     its ceilings.
@@ -140,7 +148,7 @@ def measure(
 
     with Worker() as worker:
         found_model = find(worker, model)
-        plan = make_plan(worker, [1], 1, 1, **asked)
+        plan = make_plan(worker, [1], 1, 1, **settings)
         for line in text_plan.describe(plan.machine, found_model):
             say(line)
         where = probing.place_of(plan.machine, found_model, plan.settings)

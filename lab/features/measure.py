@@ -27,10 +27,10 @@ from lab.app.options import (
 )
 from lab.app.server import REACHING, TIMEOUT, URL, check_side
 from lab.core.arguments import Numbers, Reaching, Repeating, StrPath
-from lab.core.asked_command import asking
 from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.record import Record
 from lab.core.request import RequestRecord
+from lab.core.stored_command import storing
 from lab.models import catalog
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
 from lab.runner.progress import Watch
@@ -101,14 +101,14 @@ def measure(
     "NAME: VALUE") and timeout.
     """
     check_side([*settings, "stream"] if stream else settings, url)
-    asked = {
+    options = {
         "prompt_len": prompt_len,
         "gen": gen,
         "repeat": repeat,
         "model": model,
         "url": url,
     }
-    with asking(words_of_values(command, {**asked, **settings})):
+    with storing(words_of_values(command, {**options, **settings})):
         if url is not None:
             from lab.remote import session as server_session
 
@@ -162,7 +162,7 @@ def measure(
     *REACHING,
     TIMEOUT,
 )
-def command(context: click.Context, url: str | None, **asked: Any) -> None:
+def command(context: click.Context, url: str | None, **options: Any) -> None:
     """Time every token of answers to prompts of several lengths.
 
     \b
@@ -181,22 +181,22 @@ def command(context: click.Context, url: str | None, **asked: Any) -> None:
     given_options = server.given(context)
     check_side(given_options, url)
     if url is not None:
-        _measure_server(url, given_options, asked)
+        _measure_server(url, given_options, options)
         return
-    running.carry_out(make_plan, **with_until(**server.of_engine(asked)))
+    running.carry_out(make_plan, **with_until(**server.of_engine(options)))
 
 
-def _measure_server(url: str, given_options: Sequence[str], asked: dict[str, Any]) -> None:
+def _measure_server(url: str, given_options: Sequence[str], options: dict[str, Any]) -> None:
     """The defaults of prompt lengths and of the model differ from those of the engine."""
     from lab.remote.session import make_plan as plan_of_server
 
     plan = plan_of_server(
-        asked["prompt_len"] if "prompt_len" in given_options else None,
-        asked["gen"],
-        asked["repeat"],
-        asked["prompt"],
-        asked["seed"],
-        asked["budget"],
+        options["prompt_len"] if "prompt_len" in given_options else None,
+        options["gen"],
+        options["repeat"],
+        options["prompt"],
+        options["seed"],
+        options["budget"],
     )
-    model = asked["model"] if "model" in given_options else None
-    server.carry_out(url, plan, model, asked)
+    model = options["model"] if "model" in given_options else None
+    server.carry_out(url, plan, model, options)

@@ -280,14 +280,14 @@ def stall(
     Without `chunk`: the default sizes up to the length of the prompt. Returns a record per run.
     LabError for impossible values.
     """
-    asked = {
+    options = {
         "prompt_len": prompt_len,
         "chunk": chunk,
         "sequences": sequences,
         "repeat": repeat,
         "model": model,
     }
-    return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
+    return Results(EXPERIMENT.measure({**options, **settings}, out, watch))
 
 
 OPTIONS = (

@@ -23,9 +23,9 @@ from lab.app.options import (
     with_until,
 )
 from lab.core.arguments import Repeating, StrPath
-from lab.core.asked_command import asking
 from lab.core.keywords import EngineSettings
 from lab.core.record import Record
+from lab.core.stored_command import storing
 from lab.models import catalog
 from lab.runner.plan import make_plan
 from lab.runner.progress import Watch
@@ -54,9 +54,15 @@ def sweep(
     After each `every` prompt tokens the sweep generates `gen` tokens and forgets them. The other
     arguments are those of `measure`.
     """
-    asked = {"max_len": max_len, "every": every, "gen": gen, "repeat": repeat, "model": model}
+    options = {
+        "max_len": max_len,
+        "every": every,
+        "gen": gen,
+        "repeat": repeat,
+        "model": model,
+    }
     plan_settings = with_until(**settings)
-    with asking(words_of_values(command, {**asked, **settings})):
+    with storing(words_of_values(command, {**options, **settings})):
         return Results(
             carry_out(
                 lambda worker: make_plan(
@@ -97,7 +103,7 @@ def sweep(
     *OUTPUT,
     DRY_RUN,
 )
-def command(max_len: int, **asked: Any) -> None:
+def command(max_len: int, **options: Any) -> None:
     """Measure how both phases slow down as one prompt grows.
 
     \b
@@ -108,4 +114,6 @@ def command(max_len: int, **asked: Any) -> None:
     continues with the prompt. The prefill time of a length is the sum of the steps up to it, so no
     prefix is computed twice. The command also fits a formula to each curve.
     """
-    running.carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(**asked))
+    running.carry_out(
+        make_plan, prompt_len=str(max_len), stream=False, **with_until(**options)
+    )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import asked_command, request as kinds, request_times as times, results
+from lab.core import request as kinds, request_times as times, results, stored_command
 from lab.core.lists import plural
 from lab.core.record import OK, Machine, Noise
 from lab.core.request import Asked, Endpoint, Request, RequestRecord, Usage
@@ -169,7 +169,7 @@ class Server:
             endpoint=self.endpoint,
             model=self.name,
             request=request,
-            command=asked_command.command(),
+            command=stored_command.command(),
             noise=noise,
         )
 

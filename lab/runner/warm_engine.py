@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from lab.core import asked_command, phases, record, script as scripts
+from lab.core import phases, record, script as scripts, stored_command
 from lab.core.asked_settings import END
 from lab.core.record import Noise, Record, Run, Settings
 from lab.core.script import Script
@@ -273,7 +273,7 @@ class WarmEngine:
 
     def _command(self) -> tuple[str, ...] | None:
         """The command that asked for the session, with what a crash made it add."""
-        command = asked_command.command()
+        command = stored_command.command()
         return None if command is None else (*command, *self.added)
 
     @contextlib.contextmanager

@@ -76,7 +76,7 @@ OPTIONS = (
     first=("good", "bad", "among", "figure", "prompt-len", "gen"),
 )
 @with_options(*OPTIONS, DRY_RUN, *SETTINGS, SEED, *OUTPUT)
-def command(dry_run: bool, **asked: Any) -> None:
+def command(dry_run: bool, **options: Any) -> None:
     """Find the build of llama.cpp that became slower.
 
     \b
@@ -92,13 +92,15 @@ def command(dry_run: bool, **asked: Any) -> None:
     """
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     if dry_run:
-        show_plan(series.find(asked["good"], asked["bad"], asked["among"]), output.as_json)
+        show_plan(
+            series.find(options["good"], options["bad"], options["among"]), output.as_json
+        )
         return
     with Worker() as worker, console.transfer(err) as show_transfer:
-        plan = measuring.plan(worker, **asked, watch=show_transfer)
+        plan = measuring.plan(worker, **options, watch=show_transfer)
     introduce([plan.base], err, err, plan.series.notes)
     err.print(announcement(plan))
     path = new_results_file(plan.base, output.folder)

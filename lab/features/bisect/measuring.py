@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from lab.app.options import seconds_of
-from lab.core import asked_command, phases
+from lab.core import phases, stored_command
 from lab.core.arguments import StrPath, Texts, Time
 from lab.core.asked_settings import check_number, parts
 from lab.core.files import expanded
@@ -155,7 +155,7 @@ def bisect(
     from lab.app.command_words import words_of_values
     from lab.features.bisect.command import command
 
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "good": str(expanded(good)),
         "bad": str(expanded(bad)),
         "among": parts(among),
@@ -167,10 +167,10 @@ def bisect(
         "budget": budget,
         **settings,
     }
-    options = words_of_values(command, asked)
-    with progress.shown_to(watch) as show, asked_command.asking(options):
+    words = words_of_values(command, options)
+    with progress.shown_to(watch) as show, stored_command.storing(words):
         with Worker() as worker:
-            bisect_plan = plan(worker, **asked)
+            bisect_plan = plan(worker, **options)
         path = new_results_file(bisect_plan.base, Path(out))
         lines = list(execute(bisect_plan, path, show))
     return bisected(lines)
@@ -246,7 +246,7 @@ class BisectSession:
             figures=self.plan.figures,
             at_least=self.plan.at_least,
             compiler=package_index.compiler() if has_versions else None,
-            command=asked_command.command(),
+            command=stored_command.command(),
         )
 
     def prepare(self, place: int) -> BuildLine:
@@ -321,7 +321,7 @@ class BisectSession:
             n_blocks=self.n_blocks,
             problem=problem,
             defaults=defaults or {},
-            command=asked_command.command(),
+            command=stored_command.command(),
         )
         save(self.path, line)
         return line

@@ -29,10 +29,10 @@ from lab.app.options import (
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core.arguments import Numbers, StrPath
-from lab.core.asked_command import asking
 from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import Record
+from lab.core.stored_command import storing
 from lab.errors import LabError
 from lab.features.choose import planning
 from lab.features.choose.figures import figures, is_of_size
@@ -73,7 +73,7 @@ def choose(
     vocabularies of models with random weights, "" for none. LabError for a sampler that llama.cpp
     does not have.
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "sequences": sequences,
         "chain": chain,
         "vocabulary": vocabulary,
@@ -87,22 +87,25 @@ def choose(
         tempfile.TemporaryDirectory(prefix="lab-vocabularies-") as folder,
         Worker() as worker,
         progress.shown_to(watch) as show,
-        asking(words_of_values(command, asked)),
+        storing(words_of_values(command, options)),
     ):
-        plans = plans_of(worker, Path(folder), **asked)
+        plans = plans_of(worker, Path(folder), **options)
         path = session.new_results_file(plans[0], Path(out))
         return Results(execute(plans, worker, path, show))
 
 
 def plans_of(
-    worker: Worker, folder: Path, vocabulary: str = planning.DEFAULT_VOCABULARIES, **asked: Any
+    worker: Worker,
+    folder: Path,
+    vocabulary: str = planning.DEFAULT_VOCABULARIES,
+    **options: Any,
 ) -> list[Plan]:
     """The plan of the model, then those of vocabularies of other sizes."""
     sizes = planning.sizes(vocabulary)
-    plans = [planning.plan(worker, **asked)]
-    if asked.get("chain"):
+    plans = [planning.plan(worker, **options)]
+    if options.get("chain"):
         return plans
-    of_sizes = {name: asked[name] for name in OF_SIZES if asked.get(name) is not None}
+    of_sizes = {name: options[name] for name in OF_SIZES if options.get(name) is not None}
     for size in sizes:
         plans.append(planning.plan_of_size(worker, size, folder, **of_sizes))
     return plans
@@ -162,7 +165,7 @@ OPTIONS = (
     "choose", cls=Command, first=("model", "sequences", "chain", "vocabulary", "repeat")
 )
 @with_options(*OPTIONS, *ENGINE, SEED, *OUTPUT)
-def command(**asked: Any) -> None:
+def command(**options: Any) -> None:
     """Measure what choosing a token costs: samplers, grammars.
 
     \b
@@ -177,14 +180,14 @@ def command(**asked: Any) -> None:
     of a chain are those of lab measure (see its --help-all)."""
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     with (
         tempfile.TemporaryDirectory(prefix="lab-vocabularies-") as folder,
         Worker() as worker,
     ):
         with console.transfer(err) as show_transfer:
-            plans = plans_of(worker, Path(folder), **asked, watch=show_transfer)
+            plans = plans_of(worker, Path(folder), **options, watch=show_transfer)
         introduce(plans[:1], err, err)
         err.print(announced(worker, plans))
         path = session.new_results_file(plans[0], output.folder)

@@ -42,7 +42,7 @@ from lab.show.section import Context
     SEED,
     *OUTPUT,
 )
-def command(only: str | None, budget: float | None, **asked: Any) -> None:
+def command(only: str | None, budget: float | None, **options: Any) -> None:
     """Test common claims about LLM inference on this machine.
 
     \b
@@ -58,12 +58,12 @@ def command(only: str | None, budget: float | None, **asked: Any) -> None:
     """
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     chosen = choose(only)
     err = console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
-            planned = plan(worker, chosen, output.folder, **asked, watch=transferring)
+            planned = plan(worker, chosen, output.folder, **options, watch=transferring)
         warnings: list[str] = []
         for planned_part in planned.all_plans:
             warnings += planned_part.warnings

@@ -36,7 +36,7 @@ BEFORE = (
 )
 @as_json_option(help="One JSON document on stdout, for bug reports.")
 @DETAILS
-def doctor(as_json: bool, details: bool, beside: bool | None, **asked: Any) -> None:
+def doctor(as_json: bool, details: bool, beside: bool | None, **options: Any) -> None:
     """Show this machine, and find out why the lab fails or is slow.
 
     \b
@@ -64,7 +64,7 @@ def doctor(as_json: bool, details: bool, beside: bool | None, **asked: Any) -> N
     if plants:
         err.print("Then decode beside a program that keeps a core busy: some seconds more.")
     with console.progress(err, None, str) as (watch, _):
-        checkup = examine(asked, watch, plants_neighbour=plants)
+        checkup = examine(options, watch, plants_neighbour=plants)
     if as_json:
         console.print_json(dataclasses.asdict(checkup))
     else:

@@ -133,7 +133,7 @@ def predict(
     measured: tuple[str, ...],
     gbps: float | None,
     memory: str | None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Predict a model's speed: which device suits it, and why.
 
@@ -175,7 +175,7 @@ def predict(
         print_section(checking.section(check), out)
         return
     unusable = builds.problem_of_variable()
-    if unusable and asked["lib"] is None:
+    if unusable and options["lib"] is None:
         note(f"{unusable.what} The installed libraries are used.")
     models = ",".join(model)
     names = ",".join([*device, describing.asked_device()] if describe else device) or None
@@ -199,7 +199,7 @@ def predict(
             backend=backend,
             memory=memory,
             watch=watch,
-            **asked,
+            **options,
         )
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
@@ -214,7 +214,7 @@ def predict(
     print_sections(further, out)
     is_here = any(row.name == HERE for row in rows)
     if names is None and details and not is_here:
-        note(ranking.missing_here(specs[0], ceilings, asked))
+        note(ranking.missing_here(specs[0], ceilings, options))
 
 
 def check_folder(ceilings: str) -> None:

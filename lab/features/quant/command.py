@@ -97,7 +97,7 @@ def command(
     csv: str | None,
     yes: bool,
     dry_run: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
@@ -126,7 +126,7 @@ def command(
     """
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     if not (yes or cache or dry_run):
         confirm_downloads(files)
@@ -134,7 +134,7 @@ def command(
         console.console().print(download_of(planning.missing(files)))
         return
     with Worker() as worker, console.transfer(err) as show_transfer:
-        plan = planning.plan(worker, *files, cache=cache, **asked, watch=show_transfer)
+        plan = planning.plan(worker, *files, cache=cache, **options, watch=show_transfer)
     introduce(list(plan.plans.values()), err, err)
     if dry_run:
         print_plan(plan, output.as_json)

@@ -23,7 +23,7 @@ from typing import Any, Unpack
 
 from lab.app.collection import Results
 from lab.app.command_words import words_of_values
-from lab.core import asked_command, asked_settings, stats
+from lab.core import asked_settings, stats, stored_command
 from lab.core.arguments import StrPath, Texts, Time
 from lab.core.files import expanded
 from lab.core.keywords import CommonSettings
@@ -88,7 +88,7 @@ def quant(
     texts of `prompt_len` tokens. LabError for files that are not of one model, for types that
     llama.cpp refuses, and for a text that is too short.
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "cache": cache,
         "prompt": None if prompt is None else ",".join(asked_settings.parts(prompt)),
         "budget": budget,
@@ -101,10 +101,10 @@ def quant(
 
     names = [str(expanded(file)) for file in files]
     with Worker() as worker:
-        plan = planning.plan(worker, *names, **asked)
+        plan = planning.plan(worker, *names, **options)
     path = new_results_file(plan.plans[plan.reference], Path(out))
-    asked_words = words_of_values(command, {**asked, "files": names})
-    with progress.shown_to(watch) as show, asked_command.asking(asked_words):
+    words = words_of_values(command, {**options, "files": names})
+    with progress.shown_to(watch) as show, stored_command.storing(words):
         return Results(execute(plan, path, show))
 
 
@@ -389,7 +389,7 @@ class Scoring:
             cache_log=self.cache_logs.get(variant, ()),
             is_floor=is_floor,
             budget_s=self.plan.budget_s,
-            command=asked_command.command(),
+            command=stored_command.command(),
         )
 
 

@@ -17,7 +17,7 @@ from lab.app import kinds
 from lab.app.help import Command
 from lab.app.options import OUTPUT, UnstoredArgument, with_options
 from lab.app.output import Output
-from lab.core import asked_command, results
+from lab.core import results, stored_command
 from lab.core.lists import plural
 from lab.errors import LabError
 from lab.features.recording import repeat, sentences
@@ -112,7 +112,7 @@ def command(
     log: Path | None,
     check: Path | None,
     keep_text: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Record an agent's requests, and name what breaks its server's cache.
 
@@ -134,7 +134,7 @@ def command(
     """
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     server = access(url)
     path = results.new_file(output.folder, "record")
@@ -144,7 +144,7 @@ def command(
         access=server,
         keeps_text=keep_text,
         show=shown_by(err, bool(agent)),
-        command=asked_command.command(),
+        command=stored_command.command(),
         log=log,
     )
     repeated = tuple(repeat.read_session(check)) if check else ()

@@ -62,7 +62,7 @@ def speculate(
     every draft length and no drafts in random order. For a model with random weights only the times
     of steps are measured. LabError for impossible values.
     """
-    asked = {
+    options = {
         "draft": draft,
         "draft_len": draft_len,
         "prompt_len": prompt_len,
@@ -71,7 +71,7 @@ def speculate(
         "model": model,
         "prompt": prompt,
     }
-    return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
+    return Results(EXPERIMENT.measure({**options, **settings}, out, watch))
 
 
 OPTIONS = (

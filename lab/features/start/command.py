@@ -60,7 +60,7 @@ SETTINGS = [
 @click.command("start", cls=Command, first=("model", "mmap", "prompt-len", "repeat", "memory"))
 @with_options(MODEL, MMAP, PROMPT_LEN, REPEAT, MEMORY, *SETTINGS, SEED, *OUTPUT)
 def command(
-    mmap: str, model: str, prompt_len: int, repeat: int, memory: str | None, **asked: Any
+    mmap: str, model: str, prompt_len: int, repeat: int, memory: str | None, **options: Any
 ) -> None:
     """Show what it takes until the first token can come, from the disk and from memory.
 
@@ -85,14 +85,14 @@ def command(
     """
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     if memory is not None:
-        measure_limited(model, memory, repeat, mmap, output, asked)
+        measure_limited(model, memory, repeat, mmap, output, options)
         return
     mapped = measuring.mmap_values(mmap)
     with console.transfer(err) as show_transfer:
-        plan = measuring.make_start_plan(model, prompt_len, repeat, show_transfer, asked)
+        plan = measuring.make_start_plan(model, prompt_len, repeat, show_transfer, options)
     introduce([plan], err, err)
     path = new_results_file(plan, output.folder)
     lines, problem = collect(
@@ -105,14 +105,16 @@ def command(
 
 
 def measure_limited(
-    model: str, memory: str, repeat: int, mmap: str, output: Output, asked: dict[str, Any]
+    model: str, memory: str, repeat: int, mmap: str, output: Output, options: dict[str, Any]
 ) -> None:
     """Decode with limited memory, show it, and save it."""
     from lab.show import console
 
     err = console.console(stderr=True)
     with console.transfer(err) as show_transfer:
-        starts = limited.make_limited_starts(model, memory, repeat, mmap, show_transfer, asked)
+        starts = limited.make_limited_starts(
+            model, memory, repeat, mmap, show_transfer, options
+        )
     introduce([starts.plan], err, err)
     path = new_results_file(starts.plan, output.folder)
     lines, problem = collect(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import asked_command, script
+from lab.core import script, stored_command
 from lab.core.arguments import Texts
 from lab.core.byte_sizes import parse_size
 from lab.core.results import save, unless_empty
@@ -201,7 +201,7 @@ def measured(
         resident=resident,
         n_tokens=N_TOKENS,
         disk_s=disk_s,
-        command=asked_command.command(),
+        command=stored_command.command(),
         **figures,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from lab.core import asked_command, script
+from lab.core import script, stored_command
 from lab.core.arguments import StrPath, Texts
 from lab.core.asked_settings import check_number, parts
 from lab.core.keywords import CommonSettings
@@ -188,7 +188,7 @@ def measured(plan: Plan, planned: Start, session: str, engines: Engines) -> Star
         n_faults=timed.n_faults,
         read_bytes=timed.read_bytes,
         disk_s=disk_s,
-        command=asked_command.command(),
+        command=stored_command.command(),
     )
 
 

@@ -87,7 +87,7 @@ CEILINGS = click.option(
 )
 @with_options(PROMPT_LEN, GEN, REPEAT, TEXT, *SETTINGS, CEILINGS, *OUTPUT)
 @click.pass_context
-def command(context: click.Context, /, text: str | None, **asked: Any) -> None:
+def command(context: click.Context, /, text: str | None, **options: Any) -> None:
     """Show where the time of one token goes, operation by operation.
 
     \b
@@ -107,21 +107,23 @@ def command(context: click.Context, /, text: str | None, **asked: Any) -> None:
     """
     from lab.show import console
 
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     line: TraceLine | AttentionLine
     with console.transfer(err) as watch:
         if text is None:
-            line = measuring.trace(**asked, out=output.folder, watch=watch, say=err.print)
+            line = measuring.trace(**options, out=output.folder, watch=watch, say=err.print)
         else:
-            settings = without_options_of_times(context, asked)
+            settings = without_options_of_times(context, options)
             line = measuring.attention(text, **settings, out=output.folder, watch=watch)
     for sentence in text_plan.describe(line.machine, line.model):
         err.print(sentence)
     output.finish([line], output.folder / f"{line.session}.jsonl")
 
 
-def without_options_of_times(context: click.Context, asked: dict[str, Any]) -> dict[str, Any]:
+def without_options_of_times(
+    context: click.Context, options: dict[str, Any]
+) -> dict[str, Any]:
     """The options that attention weights use. LabError if the user gave another one."""
     unused = []
     for name, flag in sorted(OF_TIMES.items()):
@@ -133,4 +135,4 @@ def without_options_of_times(context: click.Context, asked: dict[str, Any]) -> d
             f"--attention looks at its own text once and does not use {flags}.",
             f"Leave {flags} out, or trace times without --attention.",
         )
-    return {name: value for name, value in asked.items() if name not in OF_TIMES}
+    return {name: value for name, value in options.items() if name not in OF_TIMES}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from lab.core import asked_command, script
+from lab.core import script, stored_command
 from lab.core.arguments import StrPath
 from lab.core.asked_settings import check_number
 from lab.core.keywords import EngineSettings
@@ -84,7 +84,7 @@ def trace(
         decode=phase("decode", traced.decode, plan.model, chosen, known_ceilings, devices),
         ceilings_measured_at=known_ceilings.measured_at if known_ceilings else None,
         placement=placement,
-        command=asked_command.command(),
+        command=stored_command.command(),
     )
     _save(path, line)
     return line
@@ -166,7 +166,7 @@ def attention(
         replaced=len(first),
         replacement=_piece(pieces, replacement),
         looks=looks,
-        command=asked_command.command(),
+        command=stored_command.command(),
     )
     if path:
         _save(path, line)

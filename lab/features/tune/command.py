@@ -80,7 +80,7 @@ SAVE = click.option(
     "tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save")
 )
 @with_options(*OPTIONS, SAVE, *SETTINGS, SEED, *OUTPUT)
-def command(save: str | None, **asked: Any) -> None:
+def command(save: str | None, **options: Any) -> None:
     """Find the fastest settings for your requests, and prove it.
 
     \b
@@ -98,11 +98,11 @@ def command(save: str | None, **asked: Any) -> None:
 
     if save is not None:
         as_options.path_of(save)  # an odd name is known before the search, not after it
-    output = Output.taken_from(asked)
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as show_transfer:
-            plan = planning.plan(worker, **asked, watch=show_transfer)
+            plan = planning.plan(worker, **options, watch=show_transfer)
         introduce([plan.default], err, err)
         err.print(f"At most about {duration(plan.budget_s)}")
         path = new_results_file(plan.default, output.folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from lab.app.command_words import words_of_values
-from lab.core import asked_command, shell
+from lab.core import shell, stored_command
 from lab.core.arguments import StrPath, Time
 from lab.core.keywords import EngineSettings
 from lab.core.record import Model, Record
@@ -71,7 +71,7 @@ def tune(
     """
     from lab.features.tune.command import command
 
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "prompt_len": prompt_len,
         "gen": gen,
         "model": model,
@@ -82,13 +82,13 @@ def tune(
         "beside": beside,
         **settings,
     }
-    options = words_of_values(command, asked)
+    words = words_of_values(command, options)
     with (
         Worker() as worker,
         progress.shown_to(watch) as show,
-        asked_command.asking(options),
+        stored_command.storing(words),
     ):
-        plan = planning.plan(worker, **asked)
+        plan = planning.plan(worker, **options)
         path = new_results_file(plan.default, Path(out))
         lines = list(execute(plan, worker, path, show))
     result = figures.tuned(lines)
@@ -124,7 +124,7 @@ def first_line(plan: TunePlan, path: Path) -> TuningLine:
         started_at=utc_now(),
         goal=plan.request.goal,
         n_gen=plan.request.n_gen,
-        command=asked_command.command(),
+        command=stored_command.command(),
     )
 
 

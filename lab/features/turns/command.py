@@ -68,7 +68,7 @@ def turns(
     their prompts, rendered by the model's own template, and the text is the lab's own. States are
     saved in a folder on the disk of `out`, and deleted again. LabError for impossible values.
     """
-    asked = {
+    options = {
         "system": system,
         "turn": turn,
         "turns": turns,
@@ -78,7 +78,7 @@ def turns(
         "model": model,
         "replay": replay,
     }
-    return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
+    return Results(EXPERIMENT.measure({**options, **settings}, out, watch))
 
 
 OPTIONS = (

@@ -239,7 +239,7 @@ def conversation_in_words(
     )
 
 
-def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+def converse(context: click.Context, url: str, options: dict[str, Any]) -> None:
     """`lab turns` through a server. LabError for options that only the lab's own cache has."""
     from lab.app.output import Output
     from lab.app.running import collect
@@ -247,25 +247,25 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     from lab.remote.examination import connect, reaching_of
     from lab.show import console, text_requests
 
-    options = given(context)
-    if "keep" in options:
+    given_options = given(context)
+    if "keep" in given_options:
         raise LabError(
             "--keep is only for the lab's own engine, not for a server.",
             "Leave it out: a server keeps its cache where its own settings say.",
         )
-    source = asked_turns(asked)
-    confirm(url, f"{source.n_turns + 2} requests", asked["yes"])
-    output = Output.taken_from(asked)
+    source = turns_of_options(options)
+    confirm(url, f"{source.n_turns + 2} requests", options["yes"])
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     err.print("examining the server ...")
     model = None
-    if "model" in options:
-        model = asked["model"]
-    with connect(url, model, err.print, **reaching_of(asked)) as server:
-        sending = sending_of(source, server, asked["prompt"])
+    if "model" in given_options:
+        model = options["model"]
+    with connect(url, model, err.print, **reaching_of(options)) as server:
+        sending = sending_of(source, server, options["prompt"])
         for note in sending.notes:
             err.print(f"Note: {note}", style="yellow")
-        if asked["dry_run"]:
+        if options["dry_run"]:
             err.print(extent(sending.conversation))
             return
         path = server.new_file(output.folder)
@@ -288,13 +288,17 @@ class Sending(NamedTuple):
     send: Callable[[Path, ShowStatus], Iterator[RequestRecord]]
 
 
-def asked_turns(asked: dict[str, Any]) -> Conversation | Recording:
+def turns_of_options(options: dict[str, Any]) -> Conversation | Recording:
     """The conversation of the command's options, or the recording to replay."""
-    if asked["replay"]:
-        planning.check_replay(asked["breaks"])
-        return read_recording(Path(asked["replay"]))
+    if options["replay"]:
+        planning.check_replay(options["breaks"])
+        return read_recording(Path(options["replay"]))
     return planning.conversation(
-        asked["system"], asked["turn"], asked["turns"], asked["breaks"], asked["seed"]
+        options["system"],
+        options["turn"],
+        options["turns"],
+        options["breaks"],
+        options["seed"],
     )
 
 

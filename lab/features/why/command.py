@@ -79,7 +79,7 @@ def command(
     yes: bool,
     details: bool,
     only_read: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Explain why two speeds differ, cause by cause.
 
@@ -103,21 +103,21 @@ def command(
     from lab.show import console
     from lab.show.section import print_sections
 
-    figures, asked["url"] = sides_of(figures, asked["url"])
-    if only_read and asked["url"]:
+    figures, options["url"] = sides_of(figures, options["url"])
+    if only_read and options["url"]:
         raise LabError(
             "--read prints what a text says, and a server is measured.",
             "Leave one of them out.",
         )
     if only_read:
-        print_read(figures, asked["prefill"], as_json)
+        print_read(figures, options["prefill"], as_json)
         return
-    if asked["url"]:
-        confirm(asked["url"], "at most 20 requests", yes)
+    if options["url"]:
+        confirm(options["url"], "at most 20 requests", yes)
     err = console.console(stderr=True)
     with console.progress(err, None, str) as (watch, _):
         watch = watch if err.is_terminal else each_once(watch)
-        explained = why(*figures, out=out, watch=watch, **asked)
+        explained = why(*figures, out=out, watch=watch, **options)
     made = [section(explained, details)]
     stdout = console.console()
     if not as_json:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_WORDS: ContextVar[tuple[str, ...] | None] = ContextVar("asked_command", default=None)
+_WORDS: ContextVar[tuple[str, ...] | None] = ContextVar("stored_command", default=None)
 
 
 def command() -> tuple[str, ...] | None:
@@ -19,7 +19,7 @@ def command() -> tuple[str, ...] | None:
 
 
 @contextmanager
-def asking(command_line: Sequence[str]) -> Iterator[None]:
+def storing(command_line: Sequence[str]) -> Iterator[None]:
     """Lines that are made in this context hold this command line."""
     token = _WORDS.set(tuple(command_line))
     try:
