@@ -203,7 +203,7 @@ def test_different_waits_are_different_setups() -> None:
 
 def test_a_repeated_command_waits_as_the_record_did() -> None:
     waits = [
-        as_options.asked(record.settings).get("wait")
+        as_options.keywords_of(record.settings).get("wait")
         for record in (
             with_wait(None, "default"),
             with_wait("default", "default"),

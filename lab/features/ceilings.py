@@ -107,10 +107,9 @@ def ceilings(
 
         best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
 
-    `types` are measured besides the model's own; `settings` are those of the engine, such as threads or
-    device.
-    The ceilings are those of the device with most layers; `others` are those of the further devices
-    that the settings use.
+    `types` are measured besides the model's own; `settings` are those of the engine, such as
+    threads or device. The ceilings are those of the device with most layers; `others` are those of
+    the further devices that the settings use.
     """
     with progress.shown_to(watch) as show:
 

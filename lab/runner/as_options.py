@@ -26,7 +26,7 @@ FOLDER = "LAB_SETTINGS"  # the environment variable that names another folder of
 MOST_BYTES = 100_000  # of a file of settings
 
 
-def asked(settings: Settings) -> dict[str, Any]:
+def keywords_of(settings: Settings) -> dict[str, Any]:
     """The keywords of AskedSettings that ask for these settings, without defaults."""
     keywords: dict[str, Any] = {}
     for name, setting in table().items():
@@ -53,7 +53,7 @@ def options(record: Record) -> list[tuple[str, ...]]:
     """The model and the settings of a record as options, without defaults."""
     model = record.model
     settings = record.settings
-    keywords = asked(settings)
+    keywords = keywords_of(settings)
     usual_layers = 0
     if machine.accelerators(record.machine.devices):
         usual_layers = -1 if model.n_layer is None else model.n_layer + 1

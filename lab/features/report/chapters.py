@@ -140,7 +140,7 @@ def facts_of_engine(line: Any) -> dict[str, str]:
             "random: timing is that of the real model's shape, the text is meaningless"
         )
     options: list[str] = []
-    for name, value in as_options.asked(line.settings).items():
+    for name, value in as_options.keywords_of(line.settings).items():
         options += as_options.option(name, value)
     facts["settings"] = f"{shell.join(*options) or 'none'}; else the defaults"
     return facts

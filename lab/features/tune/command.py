@@ -129,7 +129,7 @@ def save_settings(name: str, result: figures.Tuned | None) -> None:
             f"Nothing is saved as {name}: no settings are recommended.",
             "Keep the default, or search longer: --budget 30min",
         )
-    path = as_options.save(name, as_options.asked(result.winner.settings))
+    path = as_options.save(name, as_options.keywords_of(result.winner.settings))
     options = ["--settings", name]
     model = dict(result.choice).get("model")
     if model:

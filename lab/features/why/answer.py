@@ -83,50 +83,50 @@ class WhyAnswer:
         return self.parts[-1]
 
 
-def answer(a: Figure, b: Figure, asked: Question | None = None) -> WhyAnswer:
+def answer(a: Figure, b: Figure, question: Question | None = None) -> WhyAnswer:
     """The ratio of two figures in parts.
 
     With a budget depth, settings, models and builds are measured.
     """
-    asked = asked or Question()
+    question = question or Question()
     pair = Pair.of(a, b)
-    specs = specs_of(pair, asked)
-    libs = tuple(asked.libs)
+    specs = specs_of(pair, question)
+    libs = tuple(question.libs)
     if pair.letters == ("B", "A"):
         libs = libs[::-1]
-    parts = known_parts(pair, specs, libs, asked)
-    measured = measure(pair, parts, specs, libs, asked)
+    parts = known_parts(pair, specs, libs, question)
+    measured = measure(pair, parts, specs, libs, question)
     parts = [measured.parts.get(part.name, part) for part in parts]
     parts += serving.of_server(pair)
-    of_machine = machines.AskedMachine(specs[0] or specs[1], asked.folder)
-    parts += machines.of_machine(pair, of_machine, with_build=not libs)
+    spec = specs[0] or specs[1]
+    parts += machines.of_machine(pair, spec, question.folder, with_build=not libs)
     parts.append(left_over(pair, parts))
     notes = [*counting.sums(pair), *counting.slow_samplers(pair)]
     if measured.ended_by:
         notes.insert(0, f"The trial ended early. {measured.ended_by}")
     has_model = any(specs)
-    return WhyAnswer(pair, tuple(parts), measured.path, asked.asked_again, notes, has_model)
+    return WhyAnswer(pair, tuple(parts), measured.path, question.asked_again, notes, has_model)
 
 
-def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:
+def specs_of(pair: Pair, question: Question) -> tuple[str | None, str | None]:
     """The models of the faster and of the slower side: those that the user names, or that are
     here.
     """
-    spec_of_a, spec_of_b = asked.specs
+    spec_of_a, spec_of_b = question.specs
     if pair.letters == ("B", "A"):
         return spec_of_b or allowed_spec(pair.fast), spec_of_a or allowed_spec(pair.slow)
     return spec_of_a or allowed_spec(pair.fast), spec_of_b or allowed_spec(pair.slow)
 
 
 def known_parts(
-    pair: Pair, specs: tuple[str | None, str | None], libs: Sequence[str], asked: Question
+    pair: Pair, specs: tuple[str | None, str | None], libs: Sequence[str], question: Question
 ) -> list[GapPart]:
     """The parts that follow from the figures, and those that a trial can measure."""
     parts = [counting.counted(pair)]
     if not pair.has_records:
         parts.append(counting.concurrency(pair))
-        parts += choosing.with_cost(counting.of_serving(pair), pair, asked.folder)
-    parts.append(depth(pair, asked.records))
+        parts += choosing.with_cost(counting.of_serving(pair), pair, question.folder)
+    parts.append(depth(pair, question.records))
     parts.append(setups.of_model(pair, specs))
     parts += setups.of_settings(pair)
     parts += setups.of_sampling(pair)
@@ -143,7 +143,7 @@ def measure(
     parts: Sequence[GapPart],
     specs: tuple[str | None, str | None],
     libs: Sequence[str],
-    asked: Question,
+    question: Question,
 ) -> path_trial.Measured:
     """The parts that a trial can measure, as far as the budget lasts; with the reason if it
     cannot.
@@ -151,7 +151,7 @@ def measure(
     changes = [part for part in parts if part.changes]
     if not changes:
         return path_trial.Measured()
-    if asked.budget_s <= 0:
+    if question.budget_s <= 0:
         return without(changes, path_trial.WITHOUT_BUDGET)
     spec = specs[0] or specs[1]
     try:
@@ -163,10 +163,10 @@ def measure(
                 start=start,
                 changes=changes,
                 is_prefill=pair.fast.is_prefill,
-                budget_s=asked.budget_s,
-                folder=asked.folder,
-                watch=asked.watch,
-                new_worker=asked.new_worker,
+                budget_s=question.budget_s,
+                folder=question.folder,
+                watch=question.watch,
+                new_worker=question.new_worker,
             )
         )
     except LabError as problem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import phases
@@ -53,20 +52,13 @@ NEEDED = {
 MOST_LETTERS = 200  # of a sentence on what differs
 
 
-@dataclass(frozen=True)
-class AskedMachine:
-    """What the prediction of another machine needs: a SPEC of the model, and the folder of
-    results.
+def of_machine(pair: Pair, spec: str | None, folder: Path, with_build: bool) -> list[GapPart]:
+    """The parts of machine, system, build and state, as far as records say them.
+
+    Predictions are of the model `spec`, and read the ceilings in `folder`.
     """
-
-    spec: str | None
-    folder: Path
-
-
-def of_machine(pair: Pair, asked: AskedMachine, with_build: bool) -> list[GapPart]:
-    """The parts of machine, system, build and state, as far as records say them."""
     if not (pair.fast.records and pair.slow.records):
-        return [predicted(pair, asked)]
+        return [predicted(pair, spec, folder)]
     parts = list[GapPart]()
     for name, fields in FIELDS.items():
         if name == BUILD and not with_build:
@@ -79,7 +71,7 @@ def of_machine(pair: Pair, asked: AskedMachine, with_build: bool) -> list[GapPar
         elif not differences:
             parts.append(equal(name))
         elif name == MACHINE:
-            parts.append(predicted(pair, asked))
+            parts.append(predicted(pair, spec, folder))
         else:
             text = "; ".join(differences)[:MOST_LETTERS]
             parts.append(unknown(name, text, differs=True))
@@ -123,7 +115,7 @@ def names_any_machine(pair: Pair) -> bool:
     return any(place_of(figure) for _, figure in pair.sides)
 
 
-def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
+def predicted(pair: Pair, spec: str | None, folder: Path) -> GapPart:
     """The part of two machines by predictions of the same request on both."""
     fast_name = device_name(pair.fast)
     slow_name = device_name(pair.slow)
@@ -140,14 +132,14 @@ def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
         return unknown(MACHINE, reason, differs=True)
     if fast_name == slow_name:
         return equal(MACHINE, reason=reason)
-    if asked.spec is None:
+    if spec is None:
         why = f"{reason}: not predicted, since no model is named (--model)"
         return unknown(MACHINE, why, differs=True)
     n_prompt = max(1, pair.fast.depth or pair.fast.n_prompt or 1)
     n_gen = max(2, pair.fast.n_gen or 2)
     try:
         requests = [
-            prediction.request_on(name, asked.spec, n_prompt, n_gen, asked.folder)
+            prediction.request_on(name, spec, n_prompt, n_gen, folder)
             for name in (fast_name, slow_name)
         ]
     except LabError as problem:

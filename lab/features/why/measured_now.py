@@ -28,7 +28,7 @@ REPEATS = 10
 
 
 @dataclass(frozen=True)
-class Now:
+class SideNow:
     """What is measured now. `spec` is a model of this machine, or the server's name for one."""
 
     spec: str | None
@@ -42,23 +42,23 @@ class Now:
     )  # how tokens are chosen: temp ...
 
 
-def measure_like(figure: Figure, asked: Now) -> Path:
+def measure_like(figure: Figure, side: SideNow) -> Path:
     """The file of runs or requests with a figure's lengths.
 
     LabError if none ended in the budget.
     """
     try:
-        path, n_done = by_url(figure, asked) if asked.url else here(figure, asked)
+        path, n_done = by_url(figure, side) if side.url else here(figure, side)
     except TimeSpent:  # while the server was examined
-        raise nothing_ended(asked) from None
+        raise nothing_ended(side) from None
     if not n_done:
-        raise nothing_ended(asked)
+        raise nothing_ended(side)
     return path
 
 
-def nothing_ended(asked: Now) -> LabError:
+def nothing_ended(side: SideNow) -> LabError:
     return LabError(
-        f"{asked.url or asked.spec}: nothing ended within {seconds(asked.budget_s)}.",
+        f"{side.url or side.spec}: nothing ended within {seconds(side.budget_s)}.",
         "Give more time: --budget 5min",
     )
 
@@ -69,23 +69,23 @@ def lengths_like(figure: Figure) -> tuple[int, int]:
     return prompt_length(figure), n_gen
 
 
-def by_url(figure: Figure, asked: Now) -> tuple[Path, int]:
+def by_url(figure: Figure, side: SideNow) -> tuple[Path, int]:
     """Requests to a server: their file, and how many ended."""
     n_prompt, n_gen = lengths_like(figure)
-    look = limited(asked.watch, asked.budget_s)
+    look = limited(side.watch, side.budget_s)
 
     def say(sentence: str) -> None:
         look(Status(sentence))
 
-    with connect(asked.url or "", asked.spec, say, **asked.reaching) as served:
-        path = served.new_file(asked.folder)
+    with connect(side.url or "", side.spec, say, **side.reaching) as served:
+        path = served.new_file(side.folder)
         plan = server_session.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
         server_session.check(plan, served)
         sent = list(until_spent(server_session.execute(plan, served, path, look)))
     return path, len(sent)
 
 
-def here(figure: Figure, asked: Now) -> tuple[Path, int]:
+def here(figure: Figure, side: SideNow) -> tuple[Path, int]:
     """Runs on this machine with the figure's settings: their file, and how many ended."""
     n_prompt, n_gen = lengths_like(figure)
     settings = {
@@ -93,10 +93,10 @@ def here(figure: Figure, asked: Now) -> tuple[Path, int]:
         for name, value in figure.settings.items()
         if value is not None and value != defaults().get(name)
     }
-    settings |= asked.of_chain
-    look = limited(asked.watch, asked.budget_s)
+    settings |= side.of_chain
+    look = limited(side.watch, side.budget_s)
     with Worker() as worker:
-        plan = make_plan(worker, [n_prompt], n_gen, REPEATS, asked.spec or "", **settings)
-        path = session.new_results_file(plan, asked.folder)
+        plan = make_plan(worker, [n_prompt], n_gen, REPEATS, side.spec or "", **settings)
+        path = session.new_results_file(plan, side.folder)
         records = list(until_spent(session.execute(plan, worker, path, look)))
     return path, len([record for record in records if record.run.is_timed])

@@ -73,7 +73,7 @@ def why(
     names = [a] if b is None else [a, b]
     sides = list(map(side_of, names))
     if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
-        now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, how, of_chain)
+        now = measured_now.SideNow(specs[0], url, budget_s, Path(out), watch, how, of_chain)
         sides.append(measured_side(sides[0], now, prefill))
     first, second = both_sides(sides, prefill, str(a))
     chosen = pairing.nearest(first, second, prefill)
@@ -139,7 +139,7 @@ def is_measured_here(side: Side, spec: str | None) -> bool:
     return not any(figure.records or figure.requests for figure in side[0])
 
 
-def measured_side(side: Side, now: measured_now.Now, prefill: bool) -> Side:
+def measured_side(side: Side, now: measured_now.SideNow, prefill: bool) -> Side:
     """The figures of what is measured now, in a length like the other side's."""
     like = last_of_phase(side[0], prefill)
     return recorded.figures_of(str(measured_now.measure_like(like, now)))
