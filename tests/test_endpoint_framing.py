@@ -25,7 +25,7 @@ from lab.core.request import (
 from lab.core.request_times import figures
 from lab.remote.access import access
 from lab.remote.client import Client
-from lab.remote.exchange import Arrivals, Exchange, Route
+from lab.remote.exchange import Arrivals, Exchange, Received, Route
 from lab.remote.formats import Ask, SendPlan
 from tests.support.odd_server import paced, raw_server
 
@@ -273,3 +273,12 @@ def test_an_answer_before_the_request_is_a_failure_with_a_reason() -> None:
     assert exchange.problem.failure == TOO_EARLY
     assert exchange.problem.error == "bytes arrived before the request was sent"
     assert exchange.received.first_ns is None
+
+
+def test_a_done_that_arrives_in_two_pieces_may_be_the_end() -> None:
+    received = Received()
+    received.add(1, CHUNKED + chunk(b"data: 1\n\n"))
+    received.add(2, b"data: [DO")
+    assert not received.is_to_be_parsed_now()
+    received.add(3, b"NE]\n\n\r\n")
+    assert received.is_to_be_parsed_now()
