@@ -110,9 +110,9 @@ def _read(name: str, value: Any, annotation: str) -> Any:
     return value
 
 
-def _settings(asked: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
+def _settings(keywords: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
     """Keywords beyond the parameters: settings by their table, others by their declared type."""
-    values = arguments.settings(asked)
+    values = arguments.settings(keywords)
     for name, value in values.items():
         if not arguments.is_setting(name):
             values[name] = _read(name, value, declared[name])

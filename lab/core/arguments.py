@@ -286,13 +286,13 @@ def is_setting(name: str) -> bool:
     return name in table() or name in sampling.table()
 
 
-def settings(asked: Mapping[str, Any]) -> dict[str, Any]:
+def settings(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the engine and of its sampler as plain values; None stands for the default.
 
     LabError for a value that is not possible on any machine.
     """
     plain_values: dict[str, Any] = {}
-    for name, value in asked.items():
+    for name, value in keywords.items():
         plain_values[name] = value
         if value is None:
             plain_values[name] = getattr(AskedSettings, name, None)

@@ -114,12 +114,12 @@ INSTALLED = ""
 """Asked for, it is the installed libraries, whatever LLAMA_CPP_LIB_PATH says."""
 
 
-def folder_of(asked: str | None, package: str | None = None) -> str | None:
+def folder_of(option: str | None, package: str | None = None) -> str | None:
     """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: those of the bindings.
 
     LabError if they do not fit the bindings: those in the folder `package`, or the installed ones.
     """
-    lib = _named(asked)
+    lib = _named(option)
     if not lib:
         return None
     path = expanded(lib).resolve()
@@ -127,7 +127,7 @@ def folder_of(asked: str | None, package: str | None = None) -> str | None:
         _check_folder(path, lib)
         _check(path, _sum(_files(path)), package)
     except LabError as problem:
-        if asked:
+        if option:
             raise LabError(f"--lib {lib}: {problem.what}", problem.hint) from None
         cure = f"Correct {LIB_VARIABLE}, or unset it to use the installed libraries."
         what = f"{LIB_VARIABLE}={lib}: {problem.what}"
@@ -144,9 +144,9 @@ def problem_of_variable() -> LabError | None:
     return None
 
 
-def _named(asked: str | None) -> str | None:
+def _named(option: str | None) -> str | None:
     """The folder that is asked for, by an option or by the variable."""
-    return os.environ.get(LIB_VARIABLE) if asked is None else asked
+    return os.environ.get(LIB_VARIABLE) if option is None else option
 
 
 def _check_folder(path: Path, lib: str) -> None:
@@ -172,9 +172,9 @@ def with_libllama(path: Path) -> Path | None:
     return None
 
 
-def name_of(asked: str | None) -> str | None:
+def name_of(option: str | None) -> str | None:
     """The name in records: the last two parts of the folder's path, and 8 digits of a checksum."""
-    lib = _named(asked)
+    lib = _named(option)
     if not lib:
         return None
     path = expanded(lib).resolve()

@@ -27,25 +27,25 @@ class Source:
     sha256: str | None
 
 
-def source(asked: str) -> Source:
+def source(option: str) -> Source:
     """The source that --prompt names.
 
     `text` (all of the lab's texts), some of them, `random`, or a UTF-8 text file.
     """
-    if asked == RANDOM:
+    if option == RANDOM:
         return Source(RANDOM, None, None)
     names = own_texts()
-    if asked != TEXT:
-        names = [name.strip() for name in asked.split(",")]
+    if option != TEXT:
+        names = [name.strip() for name in option.split(",")]
     if set(names) <= set(own_texts()):
         text = own_text(names)
-        return Source(asked, text, _sha256(text))
+        return Source(option, text, _sha256(text))
     hint = f"Use --prompt text, random, a UTF-8 file, or some of {', '.join(own_texts())}."
-    text = files.read_text(Path(asked), "The prompt file", hint, MOST_BYTES)
+    text = files.read_text(Path(option), "The prompt file", hint, MOST_BYTES)
     if not text.strip():
-        what = f"The prompt file {asked} is empty."
+        what = f"The prompt file {option} is empty."
         raise LabError(what, "Write some text to it, or use --prompt text.")
-    return Source(printable(Path(asked).name), text, _sha256(text))
+    return Source(printable(Path(option).name), text, _sha256(text))
 
 
 def own_texts() -> list[str]:

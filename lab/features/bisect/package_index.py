@@ -49,11 +49,11 @@ def available() -> list[str]:
     """The versions in the package index, the oldest first. LabError if it cannot be asked."""
     command = [*pip(), "index", "versions", PACKAGE]
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=INDEX_S, check=False
         )
-        output = asked.stdout
-        problem = asked.stderr
+        output = completed.stdout
+        problem = completed.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         output = ""
         problem = str(error)
@@ -104,10 +104,10 @@ def compiler() -> str | None:
     """The first line of the C++ compiler's version; None: unknown."""
     command = os.environ.get("CXX") or "c++"
     with suppress(OSError, subprocess.SubprocessError):
-        asked = subprocess.run(
+        completed = subprocess.run(
             [command, "--version"], capture_output=True, text=True, timeout=30, check=True
         )
-        return printable(asked.stdout.partition("\n")[0].strip())[:120] or None
+        return printable(completed.stdout.partition("\n")[0].strip())[:120] or None
     return None
 
 

@@ -56,7 +56,7 @@ class EngineExam:
 
 
 def examine(
-    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
     watch: ShowStatus,
     root: Path = ROOT,
     plants_neighbour: bool = False,
@@ -65,7 +65,7 @@ def examine(
     start_s = time.monotonic()
     best = machine.default_threads(root)
     settings: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM}
-    for name, value in asked.items():
+    for name, value in options.items():
         if value is not None:
             settings[name] = value
     named(watch, "one core")(Status("working"))

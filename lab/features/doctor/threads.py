@@ -72,7 +72,7 @@ class Effect:
 def examine(
     worker: Worker,
     plan: Plan,
-    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
     best: int,
     named: Callable[[str], ShowStatus],
     new_worker: type[Worker],
@@ -99,8 +99,8 @@ def examine(
     if case is None or not has_room:
         return [first], check({}, n, candidate, best, bool(taken_cpu([first])))
     sides = {
-        AS_IT_IS: asked,
-        OTHER_THREADS: {**asked, "threads": candidate, "threads_batch": candidate},
+        AS_IT_IS: options,
+        OTHER_THREADS: {**options, "threads": candidate, "threads_batch": candidate},
     }
     plans: dict[str, Plan] = {}
     for name, settings in sides.items():

@@ -178,7 +178,7 @@ def predict(
     if unusable and options["lib"] is None:
         note(f"{unusable.what} The installed libraries are used.")
     models = ",".join(model)
-    names = ",".join([*device, describing.asked_device()] if describe else device) or None
+    names = ",".join([*device, describing.device_of_answers()] if describe else device) or None
     is_ranking = ranking.ranks(names)
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
     if quantizations:

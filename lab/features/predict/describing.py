@@ -19,7 +19,7 @@ QUESTIONS = (
 )
 
 
-def asked_device() -> str:
+def device_of_answers() -> str:
     """The words that describe the device of the answers. LabError if they say nothing."""
     words = []
     for key, question in QUESTIONS:

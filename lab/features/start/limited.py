@@ -49,7 +49,7 @@ class LimitedStarts:
 
 def decode_limited(
     model: str,
-    asked_limits: str,
+    limits_text: str,
     repeat: int,
     mmap: Texts,
     folder: Path,
@@ -57,24 +57,24 @@ def decode_limited(
     settings: Mapping[str, Any],
 ) -> list[MemoryLine]:
     """Decode with every limit, and write a results file in a folder. LabError if impossible."""
-    starts = make_limited_starts(model, asked_limits, repeat, mmap, watch, settings)
+    starts = make_limited_starts(model, limits_text, repeat, mmap, watch, settings)
     return list(execute(starts, new_results_file(starts.plan, folder)))
 
 
 def make_limited_starts(
     model: str,
-    asked_limits: str,
+    limits_text: str,
     repeat: int,
     mmap: Texts,
     watch: obtain.ShowTransfer,
     settings: Mapping[str, Any],
 ) -> LimitedStarts:
     """Check what was asked for, before anything is measured. LabError if it is not possible."""
-    memory_limits(asked_limits, 1 << 62, None)
+    memory_limits(limits_text, 1 << 62, None)
     groups = find_groups()
     plan = make_memory_plan(model, repeat, mmap, watch, settings)
     file_bytes = plan.file.n_bytes
-    limits = memory_limits(asked_limits, file_bytes, plan.machine.ram_bytes)
+    limits = memory_limits(limits_text, file_bytes, plan.machine.ram_bytes)
     return LimitedStarts(plan, tuple(limits), groups)
 
 
@@ -97,8 +97,8 @@ def make_memory_plan(
             "--memory measures weights that the CPU reads from the file's pages.",
             "Omit --n-gpu-layers and --repack.",
         )
-    asked = {**settings, "n_gpu_layers": 0, "repack": False, "mmap": True}
-    return measuring.make_start_plan(model, 1, repeat, watch, asked, engines, N_TOKENS)
+    on_processor = {**settings, "n_gpu_layers": 0, "repack": False, "mmap": True}
+    return measuring.make_start_plan(model, 1, repeat, watch, on_processor, engines, N_TOKENS)
 
 
 def memory_limits(text: str, file_bytes: int, ram_bytes: int | None) -> list[int]:

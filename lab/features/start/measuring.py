@@ -97,11 +97,11 @@ def start(
     return list(execute(plan, mapped, path))
 
 
-def mmap_values(asked: Texts) -> list[bool]:
+def mmap_values(values: Texts) -> list[bool]:
     """What --mmap asks for. LabError for anything else than on and off."""
-    names = parts(asked)
+    names = parts(values)
     if not names or len(set(names)) < len(names) or not set(names) <= MMAP_VALUES.keys():
-        raise LabError(f"--mmap {asked} is not possible.", "Write on, off, or on,off.")
+        raise LabError(f"--mmap {values} is not possible.", "Write on, off, or on,off.")
     return [MMAP_VALUES[name] for name in names]
 
 
@@ -118,8 +118,10 @@ def make_start_plan(
     check_number("repeat", repeat, 1000)
     engines = engines or Engines()
     with engines.new_worker() as worker:
-        asked = {**settings, "prompt": prompts.RANDOM}
-        plan = make_plan(worker, [prompt_len], n_gen, repeat, model, watch=watch, **asked)
+        with_prompt = {**settings, "prompt": prompts.RANDOM}
+        plan = make_plan(
+            worker, [prompt_len], n_gen, repeat, model, watch=watch, **with_prompt
+        )
     if plan.refused:
         hint = "Use a smaller model or a shorter prompt."
         raise LabError(" ".join(plan.refused.values()), hint)

@@ -78,7 +78,7 @@ class Figure:
     line: int | None = None  # of the text
     about: str = ""
     is_of_server: bool = False
-    has_asked_device: bool = False  # the user named it, as lab predict takes it
+    has_named_device: bool = False  # the user named it, as lab predict takes it
     was_cached: bool = False  # the prompt, so that its rate is none
     records: tuple[Record, ...] = ()
     requests: tuple[RequestRecord, ...] = ()

@@ -170,7 +170,7 @@ def device_name(figure: Figure) -> str | None:
     """
     if figure.records:
         return name_of_recorded(figure.records[0])
-    if figure.device is None or figure.device == HERE or figure.has_asked_device:
+    if figure.device is None or figure.device == HERE or figure.has_named_device:
         return figure.device
     device = devices.called(figure.device) or devices.recognise(figure.device)
     return device.name if device else None

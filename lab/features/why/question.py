@@ -212,13 +212,13 @@ def with_devices(
     defaults = (None, device_of_b)
     for figure, default in zip(figures, defaults, strict=True):
         name = figure.device or default or ""
-        is_asked = bool(names) and not figure.records
-        if is_asked:
+        is_named = bool(names) and not figure.records
+        if is_named:
             name = names.pop(0)
         figure_facts = dict(figure.facts)
         if name and not figure.records and name != figure.device:
             figure_facts[facts.HARDWARE] = Fact(name)
-        named.append(replace(figure, facts=figure_facts, has_asked_device=is_asked))
+        named.append(replace(figure, facts=figure_facts, has_named_device=is_named))
     return named
 
 
