@@ -99,6 +99,18 @@ def test_lines_start_above_zero_unless_they_jump() -> None:
     assert breaks.find(works, times) is None
 
 
+def test_a_break_does_not_depend_on_the_unit_of_time() -> None:
+    """Steps take milliseconds: slopes and times far below 1."""
+    kink = break_of([time / 1e5 for time in bent(start=10, slope_after=3)])
+    assert kink is not None
+    assert kink.factor == pytest.approx(3)
+    assert kink.slope_before == pytest.approx(1e-5)
+    jump = break_of([time / 1e5 for time in stepped(n=20, n_before=10, jump=15)])
+    assert jump is not None
+    assert jump.is_jump
+    assert jump.factor == pytest.approx(35.5 / 20.5)
+
+
 # The limits
 
 
