@@ -395,6 +395,39 @@ def test_another_kernel_machine_or_disk_is_refused_with_the_reason(
         paged_prediction.lines_here([], plan, mini)
 
 
+def test_what_is_known_of_limits_here(
+    mini: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = planned(monkeypatch, mini)
+
+    def known(n_bytes: int) -> LimitedMemory:
+        return paged_prediction.limited_memory(n_bytes, plan, None, tmp_path)
+
+    with pytest.raises(LabError, match="Nothing was measured"):
+        known(10**9)
+    path = tmp_path / "a.jsonl"
+    results.save(path, line_of(0.6, 1.0))
+    with pytest.raises(LabError, match="Too few starts"):
+        known(10**9)
+    own_bytes = (None, 1, 2, 9, 100)
+    lines = [
+        line_of(0.6, 1.0, own_bytes=n_bytes, limit_bytes=10**8, round=number)
+        for number, n_bytes in enumerate(own_bytes)
+    ]
+    results.save(path, line_of(None, COMPUTE_S, own_bytes=None), *lines)
+    limit = known(MACHINE.ram_bytes or 0)
+    assert limit.n_bytes == 16 * 10**9
+    assert limit.law.n_starts == 5
+    assert limit.process_bytes == 9
+    with pytest.raises(LabError, match="is more than this machine has"):
+        known(16 * 10**9 + 1)
+    plan = dataclasses.replace(
+        plan, settings=dataclasses.replace(plan.settings, n_gpu_layers=1)
+    )
+    with pytest.raises(LabError, match="that the CPU reads"):
+        known(10**9)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
