@@ -209,3 +209,52 @@ def test_llama_cpp_keeps_a_copy_of_a_table_that_this_cpu_repacks(
     engine.new_context(settings)
     weights = [b.n_bytes for b in engine.placement().buffers if b.part == "model"]
     assert places[0].memory.weights_bytes == pytest.approx(sum(weights), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "kind", "rows"),
+    [
+        *[("AVX2 = 1", kind, 8) for kind in ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4")],
+        ("AVX512 = 1", "Q2_K", 8),
+        *[
+            (f"NEON = 1 | {products} = 1", kind, rows)
+            for products in ("MATMUL_INT8", "DOTPROD")
+            for kind, rows in (
+                ("Q4_0", 4),
+                ("Q4_K", 8),
+                ("Q5_K", 8),
+                ("Q6_K", 8),
+                ("Q8_0", 4),
+                ("Q1_0", 4),
+            )
+        ],
+        ("NEON = 1 | DOTPROD = 1", "IQ4_NL", 4),
+        ("NEON = 1 | DOTPROD = 1", "MXFP4", 4),
+        ("VXE = 1", "Q4_0", 4),
+    ],
+)
+def test_rows_that_cpu_repack_takes(cpu: str, kind: str, rows: int) -> None:
+    features = layouts.features(SETTINGS, f"{cpu} | REPACK = 1")
+    table = Matrix(EMBEDDING, kind, rows, 256, 1)
+    assert layouts.copy_bytes(table, features) == table.n_bytes
+    half = dataclasses.replace(table, rows=rows // 2)
+    assert layouts.copy_bytes(half, features) == 0
+    assert layouts.copy_bytes(table, layouts.features(SETTINGS, cpu)) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("F16", 16),
+        ("Q4_0", 32),
+        ("Q4_1", 32),
+        ("Q8_0", 32),
+        *[(kind, 256) for kind in ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")],
+    ],
+)
+def test_columns_that_amx_takes(kind: str, columns: int) -> None:
+    features = layouts.features(SETTINGS, "AMX_INT8 = 1 | AVX512_VNNI = 1")
+    table = Matrix(EMBEDDING, kind, 32, columns, 1)
+    assert layouts.copy_bytes(table, features) >= table.n_bytes
+    assert layouts.copy_bytes(dataclasses.replace(table, columns=columns // 2), features) == 0
+    assert layouts.copy_bytes(dataclasses.replace(table, rows=16), features) == 0

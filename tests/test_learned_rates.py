@@ -19,6 +19,7 @@ from lab.roofline.datasheet import (
     LearnedRates,
     Unpublished,
 )
+from tests.support.records import MODEL, SETTINGS
 
 CARD = DeviceSheet(
     "geforce", "card-8gb", "a card of NVIDIA", 1000, "a test", architecture="ada"
@@ -265,6 +266,29 @@ def test_with_known_deviations_shared_factors_are_no_doubts() -> None:
 
 
 # Cases
+
+
+def test_the_parts_of_a_prompt_of_one_token_counted_by_hand() -> None:
+    """A million bytes of Q4_0, of 18 bytes for 32 weights; 2 FLOPs each. A position has 256 bytes,
+    of which a 64th is counted.
+    """
+    card = dataclasses.replace(CARD, tflops=100, architecture=None)
+    parts = datasheet.parts_of_prompt(MODEL, card, 1, 8, ("f16", "f16"))
+    assert parts.arithmetic == pytest.approx(2 * 10**6 * 32 / 18 / 100e12)
+    assert parts.weights == pytest.approx(1e6 / 1e12)
+    assert parts.attention == pytest.approx(2 * 2 * 4 * 32 / 100e12)
+    assert parts.cache == pytest.approx(256 / 64 / 1e12)
+    assert parts.layers == pytest.approx(2e-6)
+    later = datasheet.parts_of_prompt(MODEL, card, 9, 8, ("f16", "f16"), n_past=3)
+    assert later.cache == pytest.approx((9 * 3 + 45) * 256 / 64 / 1e12)
+    assert later.layers == pytest.approx(2 * 2e-6)
+    at_once = datasheet.parts_of(MODEL, card, PREFILL, 1, 8, ("f16", "f16"))
+    assert at_once == parts
+    assert datasheet.case_for(MODEL, SETTINGS, card, PREFILL, 9).n_prompt == 9
+    assert datasheet.case_for(MODEL, SETTINGS, card, PREFILL, 9, n_past=3).n_prompt == 12
+    without_peak = datasheet.parts_of_prompt(MODEL, CARD, 1, 8, ("f16", "f16"))
+    assert math.isnan(without_peak.arithmetic)
+    assert math.isnan(without_peak.attention)
 
 
 def test_the_limit_counts_the_cache_for_tokens_alone() -> None:
