@@ -191,6 +191,8 @@ def test_steps_that_do_not_fit_the_case_have_no_figures() -> None:
     case = {**record.run.case, "n_steps": N_STEPS + 1}
     broken = dataclasses.replace(record, run=dataclasses.replace(record.run, case=case))
     assert choosing.blocks(broken) is None
+    failed = dataclasses.replace(record, run=dataclasses.replace(record.run, status="failed"))
+    assert choosing.blocks(failed) is None
     assert sections([broken], Context()) == []
 
 

@@ -278,6 +278,16 @@ def test_it_says_how_many_runs_and_models_it_learned_from() -> None:
     assert learned.models == ("big Q8_0",)
 
 
+def test_only_timed_runs_of_the_lab_without_an_experiment_teach() -> None:
+    run = make_run()
+    assert learning.is_plain(make_record(run))
+    assert not learning.is_plain(make_record(dataclasses.replace(run, warmup=True)))
+    imported = dataclasses.replace(run, imported_from="llama-bench")
+    assert not learning.is_plain(make_record(imported))
+    of_experiment = dataclasses.replace(run, experiment="batch")
+    assert not learning.is_plain(make_record(of_experiment))
+
+
 def test_too_few_runs_are_refused() -> None:
     with pytest.raises(LabError, match="too few runs"):
         learning.learn([], FAST)
