@@ -58,7 +58,7 @@ FAILING = {
     1: [Planted(wasted_ms=80)],
     2: [Planted(slow={"Q4_0": 2.5}), Planted(half_reads=0.5)],
     3: [Planted(pair_ns=0), Planted(pair_ns=2000)],
-    4: [Planted(pair_ns=400)],
+    4: [Planted(pair_ns=400), Planted(pair_ns=400, stair=256)],
     5: [Planted(pair_ns=0), Planted(pair_ns=1000, sees=700)],
     6: [Planted()],
     7: [Planted(each_reads=1.2)],

@@ -278,6 +278,13 @@ def test_ceilings_that_miss_a_difference_say_to_which_side(
     assert words in statement.sentence
 
 
+def test_a_verdict_along_an_answer_is_that_of_the_printed_digits() -> None:
+    for last_ms in (4.195, 4.204):  # 1.049 and 1.051 times, both printed as 1.05
+        statement = statements.along_answer(10, [4.0, 4.0], [4.06, last_ms])
+        assert statement.verdict == UNCLEAR
+        assert "(1.01 to 1.05 in the runs)" in statement.sentence
+
+
 def test_tokens_along_an_answer_are_compared_within_their_run() -> None:
     slow_run_hides_nothing = statements.along_answer(10, [4.0, 8.0], [5.0, 10.4])
     assert slow_run_hides_nothing.verdict == MORE
@@ -310,6 +317,7 @@ def test_the_part_that_saves_most_is_named_with_its_share_of_the_difference() ->
     [
         (6.3e-3, statements.SAME),
         (7.0e-3, statements.SAME),
+        (7.85e-3, statements.UNCLEAR),  # 1.24 times, and 1.08 by the bytes
         (15.4e-3, statements.UNCLEAR),
         (0.0, statements.UNCLEAR),
         (-1.0e-3, statements.UNCLEAR),
@@ -319,7 +327,7 @@ def test_lines_of_the_same_weights_that_differ_in_w_separate_nothing(
     w_s: float, verdict: str
 ) -> None:
     law = Law(w_s, 15.1e-6, None, 0.036)
-    statement = statements.same_weights(law, Law(6.34e-3, 9.37e-6, None, 0.041))
+    statement = statements.same_weights(law, Law(6.34e-3, 9.37e-6, None, 0.041), 1.08)
     assert statement.verdict == verdict
     assert ("do not separate w from k" in statement.sentence) == (verdict != statements.SAME)
 
@@ -422,7 +430,9 @@ def test_a_usual_speed_of_attention_explains_no_time(
     if rate == 12e9:
         assert statement.sentence.endswith("That does not say what limits it.")
     else:
-        assert "so it does not limit attention: the kernel does" in statement.sentence
+        assert "does not limit attention: the kernel does" in statement.sentence
+    beside_best = statements.slow_attention(law, phase, best_rate=48e9).sentence
+    assert "does not limit attention: the kernel does" in beside_best
 
 
 def test_the_datasheet_has_w_of_the_steps_after_a_short_prompt(

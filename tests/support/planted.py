@@ -86,6 +86,7 @@ class Planted:
     half_computes: float = 0.5  # and of the arithmetic
     pair_ns: float = 26.0  # a token that sees a position
     sees: int = 10**9  # the most positions that a token sees
+    stair: int = 1  # positions are rounded up to a multiple of it
     q8_cache: float = 0.53  # a pair with a q8_0 cache
     no_flash: float = 5.0  # a pair without flash attention
     slow: dict[str, float] = field(default_factory=dict)  # factors of types of kernels
@@ -137,7 +138,8 @@ class Planted:
         if settings.flash_attn == "off":
             pair_ns *= self.no_flash
         positions = range(shape.n_past, shape.n_past + shape.n_tokens)
-        return pair_ns * sum(min(self.sees, position) for position in positions)
+        seen = [math.ceil(position / self.stair) * self.stair for position in positions]
+        return pair_ns * sum(min(self.sees, position) for position in seen)
 
     def run(
         self,

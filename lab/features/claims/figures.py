@@ -207,29 +207,30 @@ def rate_ratio(evidence: Evidence) -> Figures:
 
 
 def growth_over_200(evidence: Evidence) -> Figures:
-    """The 200th token over the first, by the slope of each run's times between tokens: fewer are
-    generated."""
+    """The 200th token of an answer over the first, after the beginning and after the middle of
+    walks, by the slope of each walk.
+
+    The tokens of one short answer do not show it: llama.cpp works on the cache in a length that it
+    rounds up to a multiple of 256 (`get_n_kv` in src/llama-kv-cache.cpp), so their times can lie on
+    one stair.
+    """
+    growths: dict[float, list[float]] = {}
+    for points in walks(evidence, "decode"):
+        positions = [position for position, _ in points]
+        rise = stats.slope(positions, [time for _, time in points])
+        if rise is None:
+            continue
+        middle_ns = statistics.median(time for _, time in points)
+        for position in (positions[0], positions[len(positions) // 2]):
+            first_ns = middle_ns + rise.estimate * (position - statistics.median(positions))
+            growth_of_walk = 1 + 200 * rise.estimate / first_ns if first_ns > 0 else math.inf
+            growths.setdefault(position, []).append(growth_of_walk)
     figures: Figures = []
-    for n_prompt, runs in evidence.of("lengths").groupby("n_prompt"):
-        growths = [growth_of_run(record) for record in runs.record]
-        n_gen = max(record.run.n_gen for record in runs.record)
-        figures.append(
-            figure(
-                f"the 200th token over the first, by the slope of {n_gen} after "
-                f"{plural(n_prompt, 'token')}",
-                growths,
-            )
-        )
+    for position, growths_there in growths.items():
+        after = f"after {plural(round(position), 'token')}"
+        name = f"the 200th token over the first {after}, by the slope of walks"
+        figures.append(figure(name, growths_there))
     return figures
-
-
-def growth_of_run(record: Record) -> float | None:
-    times = phases.itl_ns(record.run)
-    rise = stats.slope(range(len(times)), times)
-    if rise is None:
-        return None
-    first = statistics.median(times) - rise.estimate * (len(times) - 1) / 2
-    return 1 + 200 * rise.estimate / first if first > 0 else None
 
 
 def walks(evidence: Evidence, phase: str) -> list[list[Point]]:

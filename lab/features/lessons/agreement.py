@@ -46,7 +46,7 @@ def drafts_to_gain(
     ends = {
         MORE: "they can pay",
         LESS: "they cost more than they gain, and so does any other number that was measured",
-        SAME: "they gain next to nothing, and no other number that was measured gains more",
+        SAME: "that is nearly the same, and no other number that was measured gains more",
     }
     right = f"{100 * ACCEPTANCE:.0f} %"
     as_good = [f"{n}" for n in sorted(gains) if n != best and gains[n] * NEAR > gain]

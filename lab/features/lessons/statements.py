@@ -110,6 +110,16 @@ def within_runs(early: Sequence[float], late: Sequence[float]) -> Ratio | None:
     return RunsRatio(statistics.median(factors), min(factors), max(factors))
 
 
+def as_printed(measured: Ratio | None) -> Ratio | None:
+    """A ratio of three digits, as it is printed: so that a verdict does not turn on the fourth."""
+    if measured is None:
+        return None
+    estimate, low, high = (
+        float(f"{value:.3g}") for value in (measured.estimate, measured.low, measured.high)
+    )
+    return dataclasses.replace(measured, estimate=estimate, low=low, high=high)
+
+
 def shown(measured: Ratio | None) -> str:
     """A ratio and what its ends are, such as `1.86 times (1.80 to 1.90 in the runs)`; `an unknown
     factor` for None."""
@@ -124,7 +134,7 @@ def along_answer(
     n_prompt: int, early_ms: Sequence[float], late_ms: Sequence[float]
 ) -> Judgement:
     """Whether the last tokens of an answer take longer than its first ones, run by run."""
-    measured = within_runs(early_ms, late_ms)
+    measured = as_printed(within_runs(early_ms, late_ms))
     verdict = judged(measured, CONSTANT)
     least = 1 / CONSTANT
     shows_nothing = measured is not None and measured.high > least and measured.low < CONSTANT
@@ -286,20 +296,27 @@ def attention_of_row(row: Any) -> Judgement:
         work = row.attention_bytes
         weights = row.n_bytes - work
     weight_rate = weights / (row.least_s - attention_s)
+    best_rate = row.flops / row.arithmetic_s
+    if row.phase == DECODE:
+        best_rate = row.n_bytes / row.traffic_s
     rate = work / attention_s
     reads = row.attention_flops / attention_s
     verdict = growth.verdict(row.phase, rate / weight_rate, reads / weight_rate)
     why = growth.BETWEEN if verdict == growth.UNKNOWN else ""
     law = Growth(row.phase, verdict, why, 0.0, rate, weight_rate, reads)
-    return slow_attention(law, row.phase, "Alone, at its ceiling,")
+    return slow_attention(law, row.phase, "Alone, at its ceiling,", best_rate)
 
 
 def slow_attention(
-    law: Growth | None, phase: str, where: str = "By the median steps at both ends,"
+    law: Growth | None,
+    phase: str,
+    where: str = "By the median steps at both ends,",
+    best_rate: float = 0.0,
 ) -> Judgement:
     """Whether attention is as fast as sound kernels are, or its kernel is slower.
 
-    `where` begins the sentence: which steps the rates are of.
+    `where` begins the sentence: which steps the rates are of. `best_rate`: the best of the machine,
+    in bytes/s for decode and FLOP/s for prefill; 0 where it is not known.
     """
     subject = f"attention in {phase}"
     if law is None or not law.rate:
@@ -319,23 +336,26 @@ def slow_attention(
         )
         return Judgement(subject, KERNEL, sentence)
     if law.verdict == SLOPE:
-        sentence = f"{rates}. {why_usual(law)} {limit_of_usual(law)}"
+        sentence = f"{rates}. {why_usual(law)} {limit_of_usual(law, best_rate)}"
         return Judgement(subject, SLOPE, sentence)
     sentence = f"{rates}. That is {law.why}, so these runs do not show which."
     return Judgement(subject, UNCLEAR, sentence)
 
 
-def limit_of_usual(law: Growth) -> str:
-    """What limits attention with a kernel of a usual speed, as far as the rates of the weights show
-    it: what a machine does for them, it could do for attention."""
-    if law.rate * explanation.KERNEL_FACTOR >= law.weight_rate:
-        return "That does not say what limits it."
-    resource = "Memory" if law.phase == DECODE else "Arithmetic"
-    factor = times(law.weight_rate / law.rate)
-    return (
-        f"{resource} does {factor} as much for the weights, so it does not limit attention: the "
-        "kernel does, at a usual speed."
+def limit_of_usual(law: Growth, best_rate: float) -> str:
+    """What limits attention with a kernel of a usual speed, as far as the rates of the weights and
+    the machine's best one show it: what a machine does for them, it could do for attention."""
+    resource = "memory" if law.phase == DECODE else "arithmetic"
+    limited = (
+        f"as much, so {resource} does not limit attention: the kernel does, at a usual speed."
     )
+    far_rate = explanation.KERNEL_FACTOR * law.rate
+    if law.weight_rate > far_rate:
+        factor = times(law.weight_rate / law.rate)
+        return f"For the weights {resource} does {factor} {limited}"
+    if best_rate > far_rate:
+        return f"At best {resource} does {times(best_rate / law.rate)} {limited}"
+    return "That does not say what limits it."
 
 
 def why_usual(law: Growth) -> str:
@@ -419,19 +439,18 @@ def by_length(subject: str, measured: Mapping[int, Ratio | None]) -> Judgement:
     return Judgement(subject, verdict, f"{name}: {'; '.join(pairs)}. {ends[verdict]}")
 
 
-def same_weights(law: Law, other: Law) -> Judgement:
-    """Whether two fitted laws of decode agree on w, for models whose weights are about the same."""
-    subject = "w of the same weights"
-    if law.a > 0 and other.a > 0 and 1 / AGREE < law.a / other.a < AGREE:
-        sentence = (
-            f"The weights are about the same, and so is w: {seconds(law.a)} and "
-            f"{seconds(other.a)}."
-        )
-        return Judgement(subject, SAME, sentence)
+def same_weights(law: Law, other: Law, bytes_ratio: float) -> Judgement:
+    """Whether two fitted laws of decode agree on w, for weights with this ratio of bytes."""
+    subject = "w of similar weights"
+    figures = (
+        f"The weights have {digits(bytes_ratio)} times the bytes, and the lines say "
+        f"{seconds(law.a)} and {seconds(other.a)} for w"
+    )
+    if law.a > 0 and other.a > 0 and 1 / NEAR < law.a / other.a / bytes_ratio < NEAR:
+        return Judgement(subject, SAME, f"{figures}, as the bytes do within {NEAR_PERCENT}.")
     sentence = (
-        f"The weights are about the same, but the lines say {seconds(law.a)} and "
-        f"{seconds(other.a)} for w: these points do not separate w from k, so do not rely on "
-        "either. Compare the measured steps instead."
+        f"{figures}: these points do not separate w from k, so do not rely on either. Compare the "
+        "measured steps instead."
     )
     return Judgement(subject, UNCLEAR, sentence)
 
@@ -527,7 +546,7 @@ def threads_gain(
         faster = inverse(measured)
         sizes = {
             MORE: f"{shown(faster)} as fast",
-            SAME: f"about as fast as with one ({shown(faster)})",
+            SAME: f"as fast as with one within {NEAR_PERCENT} ({shown(faster)})",
             LESS: f"slower than with one ({shown(faster)} as fast)",
             UNCLEAR: f"not clearly faster or slower ({shown(faster)} as fast)",
         }

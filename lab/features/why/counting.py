@@ -234,6 +234,7 @@ def drafts_in_words(letter: str, figure: Figure) -> str:
         step_s = each / figure.each_tps
         tokens = "1 token" if each == 1 else f"{each:.3g} tokens"
         text += f", {tokens} a step of {seconds(step_s)}"
+        text += "" if each == 1 else " over all steps"
     return text
 
 
