@@ -246,6 +246,35 @@ def _states(model: Model, layers: Sequence[AttentionLayers | None]) -> Sequence[
     return states
 
 
+@dataclass(frozen=True)
+class _LiveRows:
+    """How many rows of each width a token has at once at a peak of the compute buffer."""
+
+    embd: int = 0  # of the hidden state
+    hidden: int = 0  # of the feed-forward, or of all experts that process a token
+    expert_results: int = 0  # of all experts that process a token
+    queries: int = 0  # of the widest layer
+    keys: int = 0  # of the widest layer; values count as keys
+    vocab: int = 0
+
+
+# Fitted to the compute buffers that llama.cpp reserves. tests/bench/memory_estimates.py measures
+# the error of those on the CPU; no bench measures those of devices.
+_CPU_FEED_FORWARD = _LiveRows(hidden=3, embd=4)
+_CPU_FEED_FORWARD_FUSED = _LiveRows(hidden=3, embd=3)
+_CPU_ATTENTION = _LiveRows(queries=2, keys=2, embd=3)
+_CPU_INPUTS = _LiveRows(embd=2)
+# The cache is on the CPU, and the layers are on devices
+_CPU_CACHES = _LiveRows(queries=1, embd=1)
+_CPU_CACHES_FUSED = _LiveRows(queries=1, keys=3, embd=1)
+_DEVICE_FEED_FORWARD = _LiveRows(hidden=3, embd=2)
+_DEVICE_ATTENTION = _LiveRows(queries=2, embd=2)
+_SUM_OF_EXPERTS = _LiveRows(hidden=2, expert_results=2, embd=1)
+_OUTPUT = _LiveRows(vocab=1, embd=2)
+_OUTPUT_GAP = _LiveRows(embd=2)  # beside the mask
+_FUSED_MATRIX = _LiveRows(queries=1, keys=2)  # not fitted: the result of the fused matrix
+
+
 def compute_bytes(
     model: Model, settings: Settings, device: str = CPU, layer_devices: Sequence[str] = ()
 ) -> int | None:
@@ -254,42 +283,51 @@ def compute_bytes(
     `layer_devices` has the device of each layer, the output last; by default all are on the CPU.
     llama.cpp shares one buffer between all layers. The peak is in the output matrix, a
     feed-forward, or attention; the mask of the cache lives until the last layer. Every device has
-    the step's inputs; the copies that a pipeline of devices keeps are not counted. The number of
-    live rows of each width is fitted to the buffers that llama.cpp reserves
-    (tests/bench/memory_estimates.py measures the error on the CPU). None if the header lacks a
-    field.
+    the step's inputs; the copies that a pipeline of devices keeps are not counted. None if the
+    header lacks a field.
     """
-    widths = _widths(model, settings)
+    layer_devices = layer_devices or (CPU,) * ((model.n_layer or 0) + 1)
+    widths = _widths(model, settings, device, layer_devices)
     if widths is None:
         return None
-    layer_devices = layer_devices or (CPU,) * ((model.n_layer or 0) + 1)
-    scores = 0
-    if not widths.is_flash:
-        scores = _widest_scores(model, settings, device, layer_devices)
+    has_layers = device in layer_devices[:-1]
+    has_output = device == layer_devices[-1]
     width_bytes = F32_BYTES * n_rows(settings)  # of a column of all rows
     if device == CPU:
-        return round(width_bytes * _cpu_width(widths, settings, scores, layer_devices))
-    n_bytes = width_bytes * _device_width(widths, scores, device, layer_devices)
-    if settings.kv_offload is False and device in layer_devices[:-1]:
+        return round(width_bytes * _cpu_width(widths, settings, has_layers, has_output))
+    n_bytes = width_bytes * _device_width(widths, has_layers, has_output)
+    if settings.kv_offload is False and has_layers:
         caches_bytes = _kv_bytes_by_layer(model, settings) or (0,)
         copied_bytes = max(caches_bytes)  # one layer's cache at a time
-        n_bytes = max(n_bytes, width_bytes * widths.attention(scores) + copied_bytes)
+        n_bytes = max(n_bytes, width_bytes * widths.device_attention + copied_bytes)
     return round(n_bytes)
 
 
 @dataclass(frozen=True)
 class _Widths:
-    """Numbers (F32) of one token's row in the tensors of a step."""
+    """Numbers (F32) of one token's row in the tensors of a step on one device."""
 
     n_embd: int
     n_vocab: int
     hidden: int  # of the feed-forward, or of all experts that process a token
-    experts: int  # while their results are summed
+    expert_results: int  # of all experts that process a token; 0 without experts
     queries: int  # of the widest layer
     keys: int
+    scores: int  # of all heads in the widest of the device's layers; 0 with flash attention
     mask: float  # F16 with flash attention; layers with a window have their own
     is_flash: bool
     is_fused: bool
+
+    def of(self, rows: _LiveRows) -> int:
+        """Their numbers together."""
+        return (
+            rows.embd * self.n_embd
+            + rows.hidden * self.hidden
+            + rows.expert_results * self.expert_results
+            + rows.queries * self.queries
+            + rows.keys * self.keys
+            + rows.vocab * self.n_vocab
+        )
 
     @property
     def inputs(self) -> float:
@@ -299,25 +337,28 @@ class _Widths:
     @property
     def output(self) -> float:
         """The output matrix."""
-        width: float = self.n_vocab + 2 * self.n_embd
-        if self.is_fused and self.is_flash and self.mask < self.queries + 2 * self.keys:
+        width: float = self.of(_OUTPUT)
+        if self.is_fused and self.is_flash and self.mask < self.of(_FUSED_MATRIX):
             # A small mask leaves a gap that nothing fits into
-            width += self.mask + 2 * self.n_embd
+            width += self.mask + self.of(_OUTPUT_GAP)
         return width
 
+    def feed_forward(self, rows: _LiveRows) -> int:
+        """The feed-forward of a layer with these rows, or the sum of its experts' results."""
+        if not self.expert_results:
+            return self.of(rows)
+        return max(self.of(rows), self.of(_SUM_OF_EXPERTS))
+
     @property
-    def cpu_layer(self) -> float:
-        """The feed-forward of a layer on the CPU."""
-        n_live = 3 if self.is_fused else 4  # rows of the hidden state
-        return self.mask + max(3 * self.hidden + n_live * self.n_embd, self.experts)
-
-    def attention(self, scores: int) -> float:
+    def device_attention(self) -> float:
         """Attention of a layer on a device."""
-        return self.inputs + scores + 2 * self.n_embd + 2 * self.queries
+        return self.inputs + self.scores + self.of(_DEVICE_ATTENTION)
 
 
-def _widths(model: Model, settings: Settings) -> _Widths | None:
-    """The widths of a model's tensors; None if the header lacks a field."""
+def _widths(
+    model: Model, settings: Settings, device: str, layer_devices: Sequence[str]
+) -> _Widths | None:
+    """The widths of the tensors of a model on a device; None if the header lacks a field."""
     layers = attention_layers(model)
     n_used = 0
     hidden = model.n_ff
@@ -326,23 +367,23 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
         hidden = n_used * (model.n_ff_expert or model.n_ff or 0)
     if not layers or not model.n_vocab or not model.n_embd or not hidden:
         return None
-    is_flash = settings.uses_flash
     windows = {heads.window for heads in layers}
     mask: float = sum(n_cells(window, settings) for window in windows)
-    if is_flash:
+    scores = 0
+    if settings.uses_flash:
         mask *= 0.5
-    experts = 0
-    if n_used:
-        experts = 2 * (hidden + n_used * model.n_embd) + model.n_embd
+    else:
+        scores = _widest_scores(model, settings, device, layer_devices)
     return _Widths(
         n_embd=model.n_embd,
         n_vocab=model.n_vocab,
         hidden=hidden,
-        experts=experts,
+        expert_results=n_used * model.n_embd,
         queries=max(heads.head_dim * heads.n_head for heads in layers),
         keys=max(heads.head_dim * heads.n_head_kv for heads in layers),
+        scores=scores,
         mask=mask,
-        is_flash=is_flash,
+        is_flash=settings.uses_flash,
         is_fused=model.arch in FUSED,
     )
 
@@ -361,30 +402,31 @@ def _widest_scores(
 
 
 def _cpu_width(
-    widths: _Widths, settings: Settings, scores: int, layer_devices: Sequence[str]
+    widths: _Widths, settings: Settings, has_layers: bool, has_output: bool
 ) -> float:
-    width = widths.inputs + 2 * widths.n_embd
+    """The largest of the CPU's peaks."""
+    peaks = [widths.inputs + widths.of(_CPU_INPUTS)]
     if settings.kv_offload is False:
-        copied = 3 * widths.keys if widths.is_fused else 0
-        width = max(width, widths.inputs + widths.n_embd + widths.queries + copied)
-    if CPU in layer_devices[:-1] or _keeps_tensors_on_cpu(settings):
-        attention = scores + 3 * widths.n_embd + 2 * widths.queries + 2 * widths.keys
-        width = max(width, widths.cpu_layer, widths.mask + attention)
-    if layer_devices[-1] == CPU:
-        width = max(width, widths.output)
-    return width
+        caches = _CPU_CACHES_FUSED if widths.is_fused else _CPU_CACHES
+        peaks.append(widths.inputs + widths.of(caches))
+    if has_layers or _keeps_tensors_on_cpu(settings):
+        rows = _CPU_FEED_FORWARD_FUSED if widths.is_fused else _CPU_FEED_FORWARD
+        peaks.append(widths.mask + widths.feed_forward(rows))
+        peaks.append(widths.mask + widths.scores + widths.of(_CPU_ATTENTION))
+    if has_output:
+        peaks.append(widths.output)
+    return max(peaks)
 
 
-def _device_width(
-    widths: _Widths, scores: int, device: str, layer_devices: Sequence[str]
-) -> float:
-    width = 0.0
-    if device in layer_devices[:-1]:
-        feed_forward = max(3 * widths.hidden + 2 * widths.n_embd, widths.experts)
-        width = max(widths.inputs + feed_forward, widths.attention(scores))
-    if device == layer_devices[-1]:
-        width = max(width, widths.output)
-    return width
+def _device_width(widths: _Widths, has_layers: bool, has_output: bool) -> float:
+    """The largest of a device's peaks; 0 without layers and output."""
+    peaks = [0.0]
+    if has_layers:
+        peaks.append(widths.inputs + widths.feed_forward(_DEVICE_FEED_FORWARD))
+        peaks.append(widths.device_attention)
+    if has_output:
+        peaks.append(widths.output)
+    return max(peaks)
 
 
 def _keeps_tensors_on_cpu(settings: Settings) -> bool:
