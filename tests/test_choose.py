@@ -20,7 +20,7 @@ from lab.features.choose.figures import figures
 from lab.features.choose.sentences import most_expensive, sentences
 from lab.roofline import choosing
 from lab.roofline.choosing import Choosing
-from lab.runner import placing
+from lab.runner import placement
 from lab.show import canvas
 from lab.show.section import Context
 from tests.bench.choose import penalty_law
@@ -338,9 +338,9 @@ def test_chains_that_do_not_fit_into_memory_are_refused(
     kept = 32 * n_vocab * (2 * 3 * 2 * 12 + 4)
     assert planning.chain_bytes(together.setup, n_vocab) == kept
     fits = planned.memory(together).total_bytes + kept
-    monkeypatch.setattr(placing, "memory_for", lambda plan: fits)
+    monkeypatch.setattr(placement, "memory_for", lambda plan: fits)
     planning.plan(fake_worker, *asked)
-    monkeypatch.setattr(placing, "memory_for", lambda plan: fits - 1)
+    monkeypatch.setattr(placement, "memory_for", lambda plan: fits - 1)
     with pytest.raises(LabError, match="32 sequences, 3 chains and a vocabulary of"):
         planning.plan(fake_worker, *asked)
 

@@ -12,7 +12,7 @@ from lab.core.memory import CPU, Tensor
 from lab.core.record import Model, Settings
 from lab.models import catalog, synthetic
 from lab.process.worker import Worker
-from lab.runner import machine, placing
+from lab.runner import machine, placement
 from lab.runner.plan import make_plan
 from tests.support import miniature
 from tests.support.fake_worker import FakeWorker
@@ -185,8 +185,8 @@ def test_a_plan_is_refused_by_the_memory_of_the_layout(
     assert most_bytes > 1.1 * least_bytes
     middle = (least_bytes + most_bytes) // 2
     monkeypatch.setattr(machine, "memory_available", lambda: middle)
-    assert placing.checked(on[AVX2]).refused == {}
-    [refusal] = placing.checked(on[AMX]).refused.values()
+    assert placement.checked(on[AVX2]).refused == {}
+    [refusal] = placement.checked(on[AMX]).refused.values()
     assert "GB are available" in refusal
     assert memory.longest(plan.model, middle, system_info=AVX2)
     assert not memory.longest(plan.model, middle, system_info=AMX)

@@ -22,7 +22,7 @@ from lab.features.rpc_server import RpcServer
 from lab.process import rpc
 from lab.process.setup import ProcessSetup
 from lab.process.worker import Worker
-from lab.runner import machine, placing
+from lab.runner import machine, placement
 from lab.runner.progress import Status
 from tests.support import rpc_library
 from tests.support.command import run_lab, start_lab
@@ -72,19 +72,19 @@ def program(answer: bytes | None) -> Iterator[str]:
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(LabError, match="is not a server address"):
-        placing.rpc_servers(AskedSettings(rpc=address))
+        placement.rpc_servers(AskedSettings(rpc=address))
 
 
 def test_a_server_that_is_named_twice_is_refused() -> None:
     with pytest.raises(LabError, match=r"names the server 127\.0\.0\.1:50052 twice"):
-        placing.rpc_servers(AskedSettings(rpc="127.0.0.1:50052,localhost:50052"))
+        placement.rpc_servers(AskedSettings(rpc="127.0.0.1:50052,localhost:50052"))
 
 
 def test_devices_of_servers_come_first_and_are_waited_for_at_the_end() -> None:
     devices = (Device("CPU", "A CPU", "cpu"), LOCAL, REMOTE)
     assert machine.by_default(devices) == (REMOTE, LOCAL)
-    assert placing.settings(AskedSettings(), -1, (REMOTE,), MODEL)["prefill_wait"] == "end"
-    assert placing.settings(AskedSettings(), -1, (LOCAL,), MODEL)["prefill_wait"] is None
+    assert placement.settings(AskedSettings(), -1, (REMOTE,), MODEL)["prefill_wait"] == "end"
+    assert placement.settings(AskedSettings(), -1, (LOCAL,), MODEL)["prefill_wait"] is None
 
 
 # What is asked before llama.cpp connects

@@ -43,7 +43,7 @@ from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import builds
 from lab.runner.cases import Plan
-from lab.runner.placing import memory_for
+from lab.runner.placement import memory_for
 from lab.runner.plan import make_plan
 
 HERE = asked_devices.HERE

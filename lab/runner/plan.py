@@ -20,7 +20,7 @@ from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
 from lab.process.setup import ProcessSetup
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, machine, placing, prompts, samplers, waiting
+from lab.runner import builds, machine, placement, prompts, samplers, waiting
 from lab.runner.cases import Case, Plan, Until, Write, with_room
 
 RANDOM_EXPERTS = (
@@ -166,7 +166,7 @@ def make_plan(
         free=worker.free_memory() if has_devices else {},
         auto=asked if asked.n_gpu_layers == AUTO else None,
     )
-    return placing.checked(plan)
+    return placement.checked(plan)
 
 
 def _cases(lengths: Sequence[int], gen: int, every: int | None) -> tuple[Case, ...]:
@@ -233,7 +233,7 @@ def _settings(
         "prompt_sha256": source.sha256,
         "kv_unified": asked.is_unified,
     }
-    fields |= placing.settings(asked, n_offloaded, here.devices, model)
+    fields |= placement.settings(asked, n_offloaded, here.devices, model)
     return Settings(**fields)
 
 
@@ -242,14 +242,14 @@ def process_setup(asked: AskedSettings) -> ProcessSetup:
     names = {field.name for field in dataclasses.fields(ProcessSetup)}
     fields = {name: getattr(asked, name) for name in table() if name in names}
     fields["lib"] = builds.folder_of(asked.lib)
-    fields["rpc"] = placing.rpc_servers(asked)
+    fields["rpc"] = placement.rpc_servers(asked)
     return ProcessSetup(**fields)
 
 
 def _warnings(
     asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model
 ) -> list[str]:
-    warnings = list(placing.warnings(asked, here.devices, model))
+    warnings = list(placement.warnings(asked, here.devices, model))
     n_threads = max(asked.threads or 1, asked.threads_batch or 1)
     if here.cpu_quota is not None and n_threads > here.cpu_quota:
         quota = machine.cores_in_words(here.cpu_quota)
@@ -315,7 +315,7 @@ def with_cases(plan: Plan, cases: Sequence[Case], write: Write) -> Plan:
     many tokens."""
     settings = with_room(plan.settings, cases)
     changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=settings)
-    changed = placing.checked(changed)
+    changed = placement.checked(changed)
     for case in changed.cases:
         if case in changed.refused:
             continue

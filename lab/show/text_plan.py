@@ -12,7 +12,7 @@ from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.memory import CPU
 from lab.core.record import Machine, Model
-from lab.runner import machine, placing
+from lab.runner import machine, placement
 from lab.runner.cases import Plan, named
 from lab.show.cells import LONG_TEXT, Column
 from lab.show.console import Grid, console, print_json
@@ -131,7 +131,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         Column("note", kind=LONG_TEXT),
     )
     for case in plan.cases:
-        memory = placing.memory(plan, case)
+        memory = placement.memory(plan, case)
         is_refused = case in plan.refused
         grid.add_row(
             case.name,
@@ -154,7 +154,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
 def _plan_document(plan: Plan) -> dict[str, Any]:
     cases = []
     for case in plan.cases:
-        memory = dataclasses.asdict(placing.memory(plan, case))
+        memory = dataclasses.asdict(placement.memory(plan, case))
         fields = {name: value for name, value in named(case).items() if value is not None}
         cases.append({**fields, "memory": memory, "refused": plan.refused.get(case)})
     return {
@@ -174,8 +174,8 @@ def places(plan: Plan) -> list[dict[str, Any]] | None:
     if not devices:
         return None
     largest = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
-    free = placing.free(plan)
-    place_of = {place.device: place for place in placing.places(plan, largest) or ()}
+    free = placement.free(plan)
+    place_of = {place.device: place for place in placement.places(plan, largest) or ()}
     rows = []
     for name in (*(device.name for device in devices), CPU):
         row: dict[str, Any] = {"device": name, "output_layer": plan.model.n_layer}

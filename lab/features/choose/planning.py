@@ -21,7 +21,7 @@ from lab.features.choose.chains import NamedChain
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.roofline.choosing import BETWEEN, NAME, Choosing
-from lab.runner import pace, placing
+from lab.runner import pace, placement
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.refusals import need_every_position, whole_numbers
@@ -157,7 +157,7 @@ def _with_chains(
 
 def check_memory(plan: Plan) -> None:
     """LabError if the chains of a case do not fit into memory beside the model."""
-    available = placing.memory_for(plan)
+    available = placement.memory_for(plan)
     n_vocab = plan.model.n_vocab
     if available is None or n_vocab is None:
         return

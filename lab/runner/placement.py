@@ -1,4 +1,4 @@
-"""Where a model lies: devices, splits, servers and builds as settings, and whether a plan fits."""
+"""The placement of a plan: devices, splits, servers and builds as settings, and whether it fits."""
 
 from __future__ import annotations
 
