@@ -28,7 +28,7 @@ from lab.core.record import Record
 from lab.core.stored_command import storing
 from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.runner import disturbances, session
-from lab.runner.cases import Plan
+from lab.runner.cases import MakesPlan
 from lab.show import table, text_prediction, text_setup
 from lab.show.section import (
     WIDE,
@@ -91,7 +91,7 @@ class Experiment:
     name: str
     chapter: str  # on a page with several kinds of results
     about: str  # the help of the command
-    plan: Callable[..., Plan]
+    plan: MakesPlan
     options: Sequence[Callable[..., Any]]  # besides those of the engine and of the output
     main_options: tuple[str, ...]  # that the help shows first
     tables: tuple[ExperimentTable, ...]
@@ -131,7 +131,7 @@ class Experiment:
             return session.carry_out(lambda worker: plan(worker, **options), out, watch)
 
     @contextlib.contextmanager
-    def planning(self, out: StrPath) -> Iterator[Callable[..., Plan]]:
+    def planning(self, out: StrPath) -> Iterator[MakesPlan]:
         """The plan's function; if states are saved, with a folder for them, which is deleted at the
         end.
         """

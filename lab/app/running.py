@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.process.worker import Worker
-    from lab.runner.cases import Plan
+    from lab.runner.cases import MakesPlan, Plan
     from lab.runner.progress import ShowStatus
     from lab.show.console import Terminal
 
@@ -41,7 +41,7 @@ def introduce(
 
 
 def carry_out(
-    make: Callable[..., Plan], out: str, dry_run: bool, stream: bool = False, **options: Any
+    make: MakesPlan, out: str, dry_run: bool, stream: bool = False, **options: Any
 ) -> None:
     """Plan, measure and show. `make` gets an engine's process and what was asked for, and plans."""
     from lab.process.worker import Worker

@@ -39,7 +39,7 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import progress, trial
-from lab.runner.cases import Plan
+from lab.runner.cases import MakesPlan, Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Watch, duration
 from lab.runner.session import new_results_file
@@ -205,7 +205,7 @@ def command(
     output = Output.taken_from(options)
     err = console.console(stderr=True)
     labelled = [(text.strip(), parse_variant(text)) for text in variants]
-    make: Any = make_plan
+    make: MakesPlan = make_plan
     if sequences is not None:
         make = partial(batches.plan, sequences=sequences)
     with Worker() as worker, console.transfer(err) as transferring:

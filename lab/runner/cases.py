@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
@@ -20,7 +20,7 @@ from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.setup import ProcessSetup
-from lab.process.worker import WorkerDied
+from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 
 
@@ -186,6 +186,12 @@ class Plan:
         if self.draft is None:
             return memory
         return memory.beside(of_context(self.draft.model, settings, system_info))
+
+
+class MakesPlan(Protocol):
+    """A function that makes a plan with an engine's process, of options that are its own."""
+
+    def __call__(self, worker: Worker, /, *values: Any, **options: Any) -> Plan: ...
 
 
 def shuffled(cases: Sequence[Case], seed: int, repeat: int) -> list[tuple[int, Case]]:

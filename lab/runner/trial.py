@@ -27,7 +27,7 @@ from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, machine
-from lab.runner.cases import Case, Plan, failed_run
+from lab.runner.cases import Case, MakesPlan, Plan, failed_run
 from lab.runner.forecast import work_of_plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -53,7 +53,7 @@ def plan(
     worker: Worker,
     variants: Sequence[tuple[str, Mapping[str, Any]]],
     n_blocks: int,
-    make: Callable[..., Plan] = make_plan,
+    make: MakesPlan = make_plan,
     **shared: Any,
 ) -> dict[str, Plan]:
     """The plans of variants (label and settings), by name: A, B and so on, and the label. LabError

@@ -35,7 +35,7 @@ from lab.process.worker import Worker
 from lab.roofline import measuring, probing
 from lab.roofline.probing import Where
 from lab.runner import batches, progress, prompts, session, trial
-from lab.runner.cases import Case, Plan, failed_run
+from lab.runner.cases import Case, MakesPlan, Plan, failed_run
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status, Watch
 from lab.runner.refusals import whole_numbers
@@ -45,7 +45,7 @@ PARTS: dict[str, dict[str, Any]] = tomllib.loads(
 )
 """What each part is (`words`), and the arguments of its plan by `variants`."""
 
-PLANS: dict[str, Callable[..., Plan]] = {
+PLANS: dict[str, MakesPlan] = {
     "batch": batches.plan,
     "stall": stall.plan,
     "speculation": speculation.plan,
@@ -176,7 +176,7 @@ def plans_of(
     blocks."""
     plans: dict[str, Plan] = {}
     n_half = base.settings.n_threads // 2
-    make: Callable[..., Plan] = PLANS.get(part, make_plan)
+    make: MakesPlan = PLANS.get(part, make_plan)
     for variant, changes in PARTS[part]["variants"].items():
         asked = {"repeat": N_REPEAT, **settings, **changes}
         if variant == HALF:
