@@ -198,7 +198,6 @@ def _fetch(remote: HubFile, url: str, part: Path, n_bytes: int, watch: ShowTrans
     """Complete a file of `n_bytes`. Tries again after breaks, unless they bring no bytes."""
     from huggingface_hub import errors
 
-    library: Any = errors
     part.touch()
     n_breaks = 0
     while part.stat().st_size != n_bytes:
@@ -207,7 +206,7 @@ def _fetch(remote: HubFile, url: str, part: Path, n_bytes: int, watch: ShowTrans
             _append(remote, url, part, n_bytes, watch)
         except errors.HfHubHTTPError:
             raise
-        except library.HTTPError:
+        except _http_error():
             if n_breaks == MOST_BREAKS:
                 raise
         n_breaks = 0 if part.stat().st_size > n_before else n_breaks + 1
@@ -508,6 +507,8 @@ def _with_client() -> Iterator[None]:
     Xet, whose program sends the token and writes where no hook sees it.
     """
     from huggingface_hub import constants, set_client_factory
+
+    # Nothing public makes the default client, or gives the factory to put back
     from huggingface_hub.utils._http import default_client_factory
 
     def new_client() -> Any:
@@ -742,14 +743,21 @@ def _unreachable(problem: Exception) -> LabError:
     return LabError(_without_password(what), hint)
 
 
+def _http_error() -> Any:
+    """The class of what the HTTP client raises: httpx, or httpx2 since 2.0 of the library, which
+    imports the class from the one in use."""
+    from huggingface_hub import errors
+
+    library: Any = errors
+    return library.HTTPError
+
+
 @contextmanager
 def _errors_explained(remote: HubFile) -> Iterator[None]:
     """Turn exceptions of the hub, the network and the disk into LabError."""
     from huggingface_hub import errors
 
     _endpoint()  # with an invalid one the library cannot be imported
-    # It imports HTTPError from the HTTP client in use (httpx, or httpx2 since 2.0).
-    library: Any = errors
     try:
         yield
     except errors.HfHubHTTPError as problem:
@@ -763,7 +771,7 @@ def _errors_explained(remote: HubFile) -> Iterator[None]:
         what = "HF_HUB_OFFLINE forbids downloads."
         raise LabError(what, f"Unset it to pull. {OFFLINE_HINT}") from None
     except (
-        library.HTTPError,
+        _http_error(),
         ConnectionError,
         errors.LocalEntryNotFoundError,
         RuntimeError,  # Xet's
