@@ -1,0 +1,109 @@
+"""What limits a phase, at every border, and the pieces of a step, counted by hand."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from lab.core.script import Part
+from lab.roofline import explanation, step_prediction
+from lab.roofline.explanation import ARITHMETIC, KERNEL, OVERHEAD, TRAFFIC
+from lab.roofline.step_kernels import Kernels, StepParts
+from lab.roofline.step_prediction import Remainder
+from tests.support.records import SETTINGS
+
+
+def limit(**changes: float) -> str:
+    """Of a phase of 10 s with kernels of 8 s, that are 1 s of attention."""
+    row = SimpleNamespace(
+        measured_s=10.0,
+        least_s=8.0,
+        attention_s=1.0,
+        arithmetic_s=7.0,
+        traffic_s=6.0,
+        attention_arithmetic_s=0.5,
+        attention_traffic_s=0.25,
+    )
+    vars(row).update(changes)
+    return explanation.limit_of(row)
+
+
+def test_the_higher_roof_limits_kernels_that_are_near_to_it() -> None:
+    assert limit() == ARITHMETIC
+    assert limit(traffic_s=7.0) == TRAFFIC
+    assert limit(arithmetic_s=6.0, traffic_s=5.75) == TRAFFIC  # without attention 5.5 of each
+
+
+def test_kernels_that_take_half_as_long_again_limit_themselves() -> None:
+    """Without attention 7 s: a roof of 4.667 s is just two thirds of it."""
+    assert limit(arithmetic_s=5.25, traffic_s=1.0) == ARITHMETIC
+    assert limit(arithmetic_s=5.0, traffic_s=1.0) == KERNEL
+    assert limit(arithmetic_s=1.0, traffic_s=5.0) == TRAFFIC
+    assert limit(least_s=7.0, arithmetic_s=4.5, traffic_s=1.0) == ARITHMETIC  # 6 is 1.5 x 4
+    assert limit(measured_s=7.0, arithmetic_s=4.5, traffic_s=1.0) == ARITHMETIC
+
+
+def test_overhead_limits_a_phase_with_more_than_half_of_its_time_outside_of_kernels() -> None:
+    assert limit(least_s=5.0, arithmetic_s=4.5) != OVERHEAD
+    assert limit(least_s=4.9, arithmetic_s=4.5) == OVERHEAD
+
+
+def test_attention_limits_a_phase_with_more_than_half_of_its_kernels() -> None:
+    near = {"attention_arithmetic_s": 3.5, "attention_traffic_s": 3.0}
+    assert limit(attention_s=4.0, **near) == ARITHMETIC
+    assert limit(attention_s=4.1, **near) == "attention (arithmetic)"
+    assert limit(attention_s=4.1, attention_traffic_s=3.5) == "attention (traffic)"
+    assert limit(attention_s=6.0, **near) == "attention (kernel)"
+
+
+def test_the_parts_of_steps_are_added_and_divided() -> None:
+    alone = StepParts({None: Kernels(4.0, 2.0, 6.0)}, 100.0)
+    assert explanation.by_part([alone, alone], 4) == {
+        "layers": 2,
+        "attention": 3,
+        "output": 1,
+    }
+    split = StepParts({None: Kernels(4.0, 2.0, 6.0), "CUDA0": Kernels(1.0, 0.0, 3.0)}, 8.0)
+    assert explanation.by_part([split], 2) == {
+        "CPU layers": 2,
+        "CPU attention": 3,
+        "CPU output": 1,
+        "CUDA0 layers": 0.5,
+        "CUDA0 attention": 1.5,
+        "CUDA0 output": 0,
+        "between devices": 4,
+    }
+
+
+# Pieces of a step
+
+UNIFIED = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=8)
+SEPARATE = dataclasses.replace(SETTINGS, kv_unified=False, n_ubatch=8)
+PROMPT = Part(0, tuple(range(10)), 1)
+TOKEN = Part(1, None, 1)
+POSITIONS = {0: 100, 1: 50}
+
+
+def test_a_shared_cache_cuts_a_step_every_ubatch() -> None:
+    first, second = step_prediction.pieces([PROMPT, TOKEN], POSITIONS, UNIFIED)
+    assert first == ([(8, 100)], 0)
+    assert second == ([(2, 108), (1, 50)], 2)
+
+
+def test_separate_caches_get_one_token_of_each_sequence_first() -> None:
+    first, second, third = step_prediction.pieces([PROMPT, TOKEN], POSITIONS, SEPARATE)
+    assert first == ([(1, 100), (1, 50)], 1)
+    assert second == ([(8, 101)], 0)
+    assert third == ([(1, 109)], 1)
+    assert list(step_prediction.pieces([TOKEN], POSITIONS, SEPARATE)) == [([(1, 50)], 1)]
+
+
+def test_after_the_first_token_its_output_is_gone() -> None:
+    assert step_prediction.after_first(Remainder(5, 3, 1)) == (6, 2, 1)
+    assert step_prediction.after_first(Remainder(5, 3, 3)) == (6, 2, 2)
+    assert step_prediction.after_first(Remainder(5, 1, 1)) == (6, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "mean"), [(0.0, 2.0), (0.5, 4.0), (1.0, 8.0)])
+def test_a_mean_of_logarithms(share: float, mean: float) -> None:
+    assert step_prediction.log_mean(share, 2.0, 8.0) == pytest.approx(mean)
