@@ -35,15 +35,15 @@ def test_a_line_has_as_many_segments_as_points_say() -> None:
 
 
 def test_the_range_has_the_spread_of_runs_and_the_bend_of_the_line() -> None:
-    """Variances of 0.02 and 0.08 with one degree of freedom each: 0.05. The point in the middle is
-    0.25 above the line between the others, of which half is the bend.
+    """Variances of 0.02 with one degree of freedom and of 0.04 with two: 0.1 over 3. The point in
+    the middle is 0.25 above the line between the others, of which half is the bend.
     """
     law = choosing.law(
-        times([(100, 0.0), (100, 0.2), (1000, 0.9), (10_000, 1.0), (10_000, 1.4)])
+        times([(100, 0.0), (100, 0.2), (1000, 0.9), *((10_000, log) for log in (1, 1.2, 1.4))])
     )
     points = [(math.log(100), 0.1), (math.log(1000), 0.9), (math.log(10_000), 1.2)]
     assert list(law.points) == [pytest.approx(point) for point in points]
-    assert law.half == pytest.approx(1.96 * math.sqrt(0.05 + 0.125**2))
+    assert law.half == pytest.approx(1.96 * math.sqrt(0.1 / 3 + 0.125**2))
     assert law.seconds(1000) == pytest.approx(math.exp(0.9))
     assert law.range(1000) == pytest.approx(
         (math.exp(0.9 - law.half), math.exp(0.9 + law.half))
@@ -56,6 +56,11 @@ def test_only_points_between_others_bend_a_line() -> None:
     law = choosing.law(times(rows))
     errors = (0.1**2 + 0.4**2) / 2
     assert law.half == pytest.approx(1.96 * math.sqrt(errors) / 2)
+
+
+def test_two_runs_of_one_vocabulary_have_a_spread() -> None:
+    law = choosing.law(times([(100, 0.0), (100, 0.2)]))
+    assert law.half == pytest.approx(1.96 * math.sqrt(0.02))
 
 
 def test_a_range_is_2_percent_at_least() -> None:
@@ -93,6 +98,8 @@ def test_penalties_look_back_64_tokens_by_default() -> None:
         (0.5, 0.979, True),
         (0.5, 0.981, False),
         (0.9, 1.1, False),
+        (math.exp(math.log(1.02)), 2.0, False),
+        (0.5, math.exp(-math.log(1.02)), False),
     ],
 )
 def test_chains_differ_by_more_than_2_percent(

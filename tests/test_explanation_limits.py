@@ -1,15 +1,19 @@
 """What limits a phase, at every border, and the pieces of a step, counted by hand."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
 
+from lab.core import phases
+from lab.core.record import DECODE, PREFILL
 from lab.core.script import Part
 from lab.roofline import explanation, step_prediction
 from lab.roofline.explanation import ARITHMETIC, KERNEL, OVERHEAD, TRAFFIC
 from lab.roofline.step_kernels import Kernels, StepParts
 from lab.roofline.step_prediction import Remainder
+from tests.support.rates import FAST, timed
 from tests.support.records import SETTINGS
 
 
@@ -73,6 +77,20 @@ def test_the_parts_of_steps_are_added_and_divided() -> None:
         "CUDA0 output": 0,
         "between devices": 4,
     }
+
+
+def test_rows_have_the_tpot_of_decodes_and_no_experiments() -> None:
+    (record,) = timed(2.0)
+    of_experiment = dataclasses.replace(
+        record, run=dataclasses.replace(record.run, experiment="batch", n_prompt=19)
+    )
+    rows = explanation.explain([record, of_experiment], FAST).set_index("phase")
+    assert list(rows.index) == [PREFILL, DECODE]
+    tpot_ns = phases.tpot_ns(record.run)
+    assert tpot_ns is not None
+    assert rows.tpot_s[DECODE] == pytest.approx(tpot_ns / 1e9)
+    assert math.isnan(rows.tpot_s[PREFILL])
+    assert rows.of_request[PREFILL] + rows.of_request[DECODE] == pytest.approx(1)
 
 
 # Pieces of a step

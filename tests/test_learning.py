@@ -159,6 +159,12 @@ def test_steps_that_cannot_be_are_not_timed() -> None:
         dataclasses.replace(run, n_prompt=0),
         dataclasses.replace(run, steps=dataclasses.replace(steps, n_past=(-1,) * 7)),
         dataclasses.replace(run, steps=dataclasses.replace(steps, n_tokens=(0,) * 7)),
+        dataclasses.replace(
+            run, steps=dataclasses.replace(steps, n_past=(-1, *steps.n_past[1:]))
+        ),
+        dataclasses.replace(
+            run, steps=dataclasses.replace(steps, n_tokens=(0, *steps.n_tokens[1:]))
+        ),
     )
     for changed in absurd:
         assert learning.timed_phases(changed) == []
@@ -200,6 +206,32 @@ def test_a_fit_finds_the_law_that_made_its_points() -> None:
     assert fitted.decode_factor == pytest.approx(1.2, rel=0.02)
     assert fitted.per_layer_step_s == pytest.approx(2e-5, rel=0.05)
     assert fitted.per_layer_value_s == pytest.approx(3e-12, rel=0.2)
+
+
+def test_the_prior_says_nothing_of_layers_and_of_the_other_phase() -> None:
+    """Points that follow a law with the factors of the prior, and it, are met exactly."""
+    law = Fit(1.05, 1.05, 0.5, 0.25)
+    points = []
+    for phase in (PREFILL, DECODE):
+        for costs in (Costs(1.0, 1, 0), Costs(2.0, 0, 3), Costs(1.0, 2, 5)):
+            of = case(phase)
+            points.append(Point(100, of, costs, law.seconds(of, costs), {}))
+    fitted = learning.fit(points)
+    assert [fitted.prefill_factor, fitted.decode_factor] == pytest.approx([1.05, 1.05])
+    assert [fitted.per_layer_step_s, fitted.per_layer_value_s] == pytest.approx([0.5, 0.25])
+
+
+def test_a_model_of_unknown_layers_or_width() -> None:
+    on_gpu = dataclasses.replace(WIDE, n_gpu_layers=1)
+    assert learning.offload_of(dataclasses.replace(BIG, n_layer=None), on_gpu) == "all"
+    unknown = dataclasses.replace(BIG, n_embd=None, n_ff=None)
+    assert learning.width_of(unknown) == 0
+
+
+def test_steps_without_time_teach_nothing() -> None:
+    quick = make_record(make_run(20, 5, decode_ms=0), model=BIG, settings=WIDE)
+    phases_of_points = {point.case.phase for point in learning.points_of_record(quick, FAST)}
+    assert phases_of_points == {PREFILL}
 
 
 def test_without_points_the_factor_is_the_prior_one() -> None:
@@ -466,6 +498,16 @@ def test_errors_of_points_that_were_held_out_widen_a_range() -> None:
     assert learned.variance(PREFILL, learning.SHORTER) == pytest.approx(expected)
     assert learned.variance(PREFILL, learning.INSIDE) == pytest.approx(0.07**2)
     assert {held.group for held in learned.held_out} == {str(case().setup)}
+
+
+def test_an_error_between_measured_lengths_counts_as_it_is() -> None:
+    """The other ways to hold points out extrapolate, by more than a factor of 1.5."""
+    points = [point(case(length=length), 1.2) for length in (100, 400)]
+    middle = point(case(length=200), 1.5)
+    learned = learned_from(*points, middle)
+    error = math.log(1.5 / learning.fit(points).seconds(middle.case, middle.costs))
+    expected = (error**2 + 4 * 0.07**2) / (1 + 4)
+    assert learned.variance(PREFILL, learning.INSIDE) == pytest.approx(expected)
 
 
 def test_points_are_held_out_by_length_model_quantization_and_settings() -> None:

@@ -301,6 +301,12 @@ def test_between_sizes_of_step_times_are_interpolated_on_logarithms() -> None:
     )
 
 
+def test_of_two_probes_of_a_shape_the_faster_counts() -> None:
+    best = ceilings(product(1, 5), product(1, 2), product(1, 3))
+    s_per_byte = kernel_rates.product_s_per_byte(best, TINY, of_type("Q8_0"), 1, 2)
+    assert s_per_byte == pytest.approx(2e-9)
+
+
 def test_the_shape_most_like_a_matrix_counts_and_one_of_few_sizes_only_there() -> None:
     best = ceilings(
         product(1, 1),
