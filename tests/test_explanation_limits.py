@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.core import phases
-from lab.core.record import DECODE, PREFILL
-from lab.core.script import Part
+from lab.core import phases, shown
+from lab.core.record import DECODE, MIXED, PREFILL, Settings
+from lab.core.script import Operation, Part
 from lab.roofline import explanation, step_prediction
 from lab.roofline.explanation import ARITHMETIC, KERNEL, OVERHEAD, TRAFFIC
-from lab.roofline.step_kernels import Kernels, StepParts
-from lab.roofline.step_prediction import Remainder
-from tests.support.rates import FAST, timed
+from lab.roofline.learning import Fit
+from lab.roofline.step_kernels import Kernels, StepKernels, StepParts
+from lab.roofline.step_prediction import Remainder, StepPrediction
+from tests.support.rates import BIG, FAST, WIDE, timed
 from tests.support.records import SETTINGS
 
 
@@ -90,13 +91,27 @@ def test_rows_have_the_tpot_of_decodes_and_no_experiments() -> None:
     assert tpot_ns is not None
     assert rows.tpot_s[DECODE] == pytest.approx(tpot_ns / 1e9)
     assert math.isnan(rows.tpot_s[PREFILL])
+    for phase in (PREFILL, DECODE):
+        row = rows.loc[phase]
+        assert row.attention_arithmetic_s == pytest.approx(row.attention_flops / 400e9)
+        assert row.attention_traffic_s == pytest.approx(row.attention_bytes / 40e9)
+        assert not row.is_split
     assert rows.of_request[PREFILL] + rows.of_request[DECODE] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("factor", "is_above"), [(1 / 1.007, True), (1 / 1.003, False)])
+def test_a_phase_that_is_half_a_percent_faster_than_its_ceiling_is_above_it(
+    factor: float, is_above: bool
+) -> None:
+    rows = explanation.explain(timed(factor), FAST).set_index("phase")
+    assert (shown.ABOVE in rows.doubts[DECODE]) == is_above
 
 
 # Pieces of a step
 
 UNIFIED = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=8)
 SEPARATE = dataclasses.replace(SETTINGS, kv_unified=False, n_ubatch=8)
+SHARED_CACHE = dataclasses.replace(WIDE, kv_unified=True)
 PROMPT = Part(0, tuple(range(10)), 1)
 TOKEN = Part(1, None, 1)
 POSITIONS = {0: 100, 1: 50}
@@ -113,13 +128,39 @@ def test_separate_caches_get_one_token_of_each_sequence_first() -> None:
     assert first == ([(1, 100), (1, 50)], 1)
     assert second == ([(8, 101)], 0)
     assert third == ([(1, 109)], 1)
-    assert list(step_prediction.pieces([TOKEN], POSITIONS, SEPARATE)) == [([(1, 50)], 1)]
+    alone = list(step_prediction.pieces([PROMPT], POSITIONS, SEPARATE))
+    assert alone == [([(8, 100)], 0), ([(2, 108)], 1)]
+    without_ubatch = dataclasses.replace(UNIFIED, n_ubatch=0)
+    assert len(list(step_prediction.pieces([PROMPT], POSITIONS, without_ubatch))) == 10
 
 
 def test_after_the_first_token_its_output_is_gone() -> None:
     assert step_prediction.after_first(Remainder(5, 3, 1)) == (6, 2, 1)
     assert step_prediction.after_first(Remainder(5, 3, 3)) == (6, 2, 2)
     assert step_prediction.after_first(Remainder(5, 1, 1)) == (6, 0, 0)
+
+
+def added_s(n_tokens: int, settings: Settings = SHARED_CACHE) -> float:
+    """What a step takes beyond its kernels: n_tokens of a prompt, and a token after 100."""
+    predicted = StepPrediction(BIG, settings, FAST, Fit(1.0, 1.0, 0.0, 0.0), 1)
+    others = Operation(PREFILL, (Part(1, tuple(range(100)), 1),))
+    both = (Part(0, tuple(range(n_tokens)), 1), Part(1, None, 1))
+    steps = predicted.steps([others, Operation(MIXED, both)])
+    assert steps is not None
+    assert steps.start_s[0] == 0
+    assert steps.start_s[1] == steps.end_s[0]
+    kernels = StepKernels(BIG, settings, FAST).total(n_tokens, 0, 2, [(1, 100)])
+    return float(steps.end_s[1] - steps.start_s[1]) - kernels.total_s
+
+
+def test_from_64_tokens_on_a_tile_masks_the_cells_of_the_other_sequences() -> None:
+    tile_s = StepKernels(BIG, SHARED_CACHE, FAST).total(64, 100, 0).attention_s
+    assert added_s(62) == pytest.approx(0, abs=1e-12)
+    assert added_s(63) == pytest.approx(tile_s, rel=1e-6)
+    plain = dataclasses.replace(SHARED_CACHE, flash_attn="off", flash_attn_resolved="off")
+    assert added_s(63, plain) == pytest.approx(0, abs=1e-12)
+    on_gpu = dataclasses.replace(SHARED_CACHE, n_gpu_layers=1)
+    assert added_s(63, on_gpu) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(("share", "mean"), [(0.0, 2.0), (0.5, 4.0), (1.0, 8.0)])

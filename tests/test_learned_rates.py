@@ -326,6 +326,26 @@ def test_what_each_factor_is_looked_up_by() -> None:
     assert on_processor["core"] == "zen"
     assert on_processor["products"] == "integers"
     assert "core" not in case(device=PROCESSOR).levels
+    assert on_processor["kernel"] == "Q4_0 with avx2"
+    assert "repacked" not in on_processor
+
+
+def test_tokens_use_vector_units_and_some_weights_are_repacked() -> None:
+    """Q4_0 for these instructions since November 2024."""
+    with_products = dataclasses.replace(PROCESSOR, simd="i8mm")
+    assert case(PREFILL, device=with_products).levels["architecture"] == "i8mm"
+    of_token = case(DECODE, device=with_products).levels
+    assert of_token["architecture"] == of_token["reading"] == "dotprod"
+    assert of_token["repacked"] == "dotprod"
+    assert of_token["kernel"] == "Q4_0 with dotprod, repacked"
+    older = case(DECODE, device=with_products, month="2024-10").levels
+    assert older["kernel"] == "Q4_0 with dotprod"
+    assert "repacked" not in older
+
+
+def test_what_a_publisher_measured_with() -> None:
+    assert datasheet.runtime_of("localscore") == "llamafile"
+    assert datasheet.runtime_of("another") == "llama.cpp"
 
 
 @pytest.mark.parametrize(
