@@ -163,6 +163,19 @@ def test_from_64_tokens_on_a_tile_masks_the_cells_of_the_other_sequences() -> No
     assert added_s(63, on_gpu) == pytest.approx(0, abs=1e-12)
 
 
+def test_a_prediction_is_taught_by_other_sessions() -> None:
+    (record,) = timed(2.0)
+    elsewhere = dataclasses.replace(record, session="another")
+    taught = step_prediction.prediction_for(record, [FAST], [record, elsewhere])
+    assert taught is not None
+    assert taught.n_runs == 1
+    alone = step_prediction.prediction_for(record, [FAST], [record])
+    assert alone is not None
+    assert alone.n_runs == 0
+    assert alone.fit.decode_factor == pytest.approx(1.05)
+    assert step_prediction.prediction_for(record, [], [elsewhere]) is None
+
+
 @pytest.mark.parametrize(("share", "mean"), [(0.0, 2.0), (0.5, 4.0), (1.0, 8.0)])
 def test_a_mean_of_logarithms(share: float, mean: float) -> None:
     assert step_prediction.log_mean(share, 2.0, 8.0) == pytest.approx(mean)

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from lab.core.matrices import EMBEDDING, EXPERTS, Matrix
 from lab.core.record import DECODE, PREFILL
-from lab.models import catalog, named, synthetic
+from lab.errors import LabError
+from lab.models import catalog, devices, named, synthetic
 from lab.models.devices import Assumption, DeviceSheet
-from lab.roofline import datasheet
+from lab.roofline import conditioning, datasheet
+from lab.roofline.conditioning import ComparedRate, OwnRate
 from lab.roofline.datasheet import (
     Condition,
     DatasheetCase,
@@ -105,6 +108,8 @@ def test_a_token_on_a_processor_takes_the_longer_of_two_and_a_little_more() -> N
     times = learned().part_times(case(DECODE, (3, 4, 1, 5, 6), PROCESSOR))
     assert times == pytest.approx([91 ** (1 / 3) * 27 / 91, 91 ** (1 / 3) * 64 / 91, 1, 5, 6])
     assert learned().part_times(case(PREFILL, (3, 4, 1, 5, 6), PROCESSOR)) == [3, 4, 1, 5, 6]
+    both = datasheet.overlapping(0.03, 0.04)
+    assert both == pytest.approx([0.01 * seconds for seconds in times[:2]])
     assert datasheet.overlapping(0.0, 5.0) == (0, 5)
     assert datasheet.overlapping(0.0, 0.0) == (0, 0)
     unknown, reading_s = datasheet.overlapping(math.nan, 5.0)
@@ -291,6 +296,38 @@ def test_the_parts_of_a_prompt_of_one_token_counted_by_hand() -> None:
     assert math.isnan(without_peak.attention)
 
 
+def test_a_short_prompt_reads_the_experts_of_its_tokens() -> None:
+    """Of 4 experts a token uses one: 2 layers with 576 bytes, and a table of 3,600."""
+    mixture = dataclasses.replace(
+        MODEL,
+        n_expert=4,
+        n_expert_used=1,
+        tensor_bytes={"Q4_0": 3600 + 2 * 4 * 576},
+        matrices=(
+            Matrix(EMBEDDING, "Q4_0", 100, 64, 1),
+            Matrix(EXPERTS, "Q4_0", 32, 32, 2, 4),
+        ),
+    )
+    parts = datasheet.parts_of_prompt(mixture, CARD, 1, 8, ("f16", "f16"))
+    assert parts.weights == pytest.approx((3600 + 2 * 576) / 1e12)
+
+
+def test_a_quantization_that_nobody_knows_keeps_its_name() -> None:
+    def quantization(name: str | None) -> str:
+        model = dataclasses.replace(MODEL, quantization=name)
+        return datasheet.case_for(model, SETTINGS, CARD, DECODE, 9).quantization
+
+    assert quantization("Q4_0") == "Q4_0"
+    assert quantization("odd") == "odd"
+    assert quantization(None) == ""
+
+
+def test_as_many_devices_were_tested_as_in_the_phase_with_more() -> None:
+    figures = [datasheet.learned()[law].evaluation["all"] for law in (PREFILL, DECODE)]
+    n_devices = [round(of_phase["n_devices"]) for of_phase in figures]
+    assert datasheet.evaluation_of(CARD).n_devices == max(n_devices)
+
+
 def test_the_limit_counts_the_cache_for_tokens_alone() -> None:
     assert case(DECODE, (1, 4, 2, 5, 9)).least_s == 9
     assert case(PREFILL, (1, 4, 2, 5, 9)).least_s == 4
@@ -382,3 +419,75 @@ def test_a_quantization_known_by_its_bits_is_doubted_for_tokens() -> None:
     of_bandwidth = (Unpublished(like.spread, (0, 1, 0, 1, 0)),)
     assert datasheet.doubts_of(by_bits, CARD, DECODE) == of_bandwidth
     assert datasheet.doubts_of(by_bits, CARD, PREFILL) == ()
+
+
+# A rate of the user's own
+
+
+def test_a_rate_and_the_prior_are_weighted_by_their_variances() -> None:
+    """The device is known within 0.1, a file of its type within 0.12 and another one in 0.15."""
+    of_type = conditioning.condition(learned(), case(), [(case(), 5 * math.exp(0.2))])
+    precision = 1 / 0.1**2 + 1 / 0.12**2
+    assert of_type.shift == pytest.approx(0.2 / 0.12**2 / precision)
+    assert of_type.deviation == pytest.approx(precision**-0.5)
+    assert of_type.is_of_type
+    other = case(quantization="Q8_0")
+    of_other = conditioning.condition(learned(), case(), [(other, 5 * math.exp(0.2))])
+    precision = 1 / 0.1**2 + 1 / 0.15**2
+    assert of_other.shift == pytest.approx(0.2 / 0.15**2 / precision)
+    assert of_other.deviation == pytest.approx(precision**-0.5)
+    assert not of_other.is_of_type
+    both = [(case(), 5 * math.exp(0.2)), (other, 5 * math.exp(-0.1))]
+    of_both = conditioning.condition(learned(), case(), both)
+    precision = 1 / 0.1**2 + 1 / 0.12**2 + 1 / 0.15**2
+    expected = (0.2 / 0.12**2 - 0.1 / 0.15**2) / precision
+    assert of_both.shift == pytest.approx(expected)
+
+
+def test_a_rate_of_a_doubtful_case_says_less() -> None:
+    doubtful = case(doubts=(Unpublished(0.05, (1, 1, 1, 1, 1)),))
+    condition = conditioning.condition(learned(), case(), [(doubtful, 5 * math.exp(0.2))])
+    variance = 0.12**2 + 0.05**2
+    precision = 1 / 0.1**2 + 1 / variance
+    assert condition.shift == pytest.approx(0.2 / variance / precision)
+    assert condition.deviation == pytest.approx(precision**-0.5)
+
+
+def test_a_rate_is_of_the_length_that_llama_bench_measures() -> None:
+    card = devices.find_device("rtx-4090")
+    model = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
+    settings = dataclasses.replace(SETTINGS, n_ubatch=512)
+    rates = [OwnRate("m", PREFILL, 1000.0), OwnRate("m", DECODE, 10.0)]
+    compared = conditioning.compare(rates, lambda spec: model, settings, card)
+    for (of_rate, of_case), n_prompt, n_tokens in zip(
+        compared, (512, 64), (512, 1), strict=True
+    ):
+        assert of_case.n_prompt == n_prompt
+        rates_of_case = datasheet.learned_for(of_case)
+        expected_s = rates_of_case.expected_s(of_case)
+        assert expected_s is not None
+        fast, slow = rates_of_case.range(of_case)
+        assert of_rate.high_tps == pytest.approx(n_tokens / expected_s / fast)
+        assert of_rate.low_tps == pytest.approx(n_tokens / expected_s / slow)
+    (of_prompt, prompt_case), (of_token, token_case) = compared
+    for predicted, seconds in ((prompt_case, 512 / 1000), (token_case, 1 / 10)):
+        direct = conditioning.condition(
+            datasheet.learned_for(predicted), predicted, [(predicted, seconds)]
+        )
+        assert conditioning.condition_for(predicted, compared) == direct
+    assert conditioning.condition_for(prompt_case, [(of_token, token_case)]) is None
+    assert conditioning.condition_for(token_case, [(of_prompt, prompt_case)]) is None
+
+
+@pytest.mark.parametrize(
+    ("tps", "is_inside"), [(4, True), (8, True), (3.9, False), (8.1, False)]
+)
+def test_the_ends_of_a_range_are_inside(tps: float, is_inside: bool) -> None:
+    compared = ComparedRate(OwnRate("m", DECODE, tps), MODEL, low_tps=4, high_tps=8)
+    assert compared.is_inside == is_inside
+
+
+def test_a_rate_is_below_ten_million() -> None:
+    assert conditioning.parse_rate("m=9999999").tps == 9_999_999
+    with pytest.raises(LabError):
+        conditioning.parse_rate("m=10000000")
