@@ -50,10 +50,12 @@ def volleys(records: Sequence[RequestRecord]) -> pd.DataFrame:
     """A row per volley whose requests all went well, without warm-ups."""
     import pandas as pd
 
-    timed = [record for record in records if not record.is_warmup]
-    requests = pd.DataFrame(
-        [_request_row(record, request_times.figures(record.request)) for record in timed]
-    )
+    rows_of_requests = []
+    for record in records:
+        if not record.is_warmup:
+            times = request_times.figures(record.request)
+            rows_of_requests.append(_request_row(record, times))
+    requests = pd.DataFrame(rows_of_requests)
     if requests.empty:
         return requests
     of_volley = requests.groupby(["session", *CASE, "repeat"])
