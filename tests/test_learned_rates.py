@@ -455,6 +455,7 @@ def test_a_rate_of_a_doubtful_case_says_less() -> None:
 
 def test_a_rate_is_of_the_length_that_llama_bench_measures() -> None:
     card = devices.find_device("rtx-4090")
+    assert conditioning.rates_of_sheet(card) == []
     model = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
     settings = dataclasses.replace(SETTINGS, n_ubatch=512)
     rates = [OwnRate("m", PREFILL, 1000.0), OwnRate("m", DECODE, 10.0)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import platform
 from typing import Any
 
 import pytest
@@ -130,6 +131,19 @@ def test_files_that_differ_have_their_own_time_without_a_limit() -> None:
     law = paging.learn([start(9.0), known, *others])
     assert law is not None
     assert law.wait_s == pytest.approx(0.001)
+
+
+def test_lines_hold_for_their_machine_kernel_and_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "release", lambda: "6.1")
+    here = start()
+    elsewhere = [
+        start(kernel="6.2"),
+        start(machine=dataclasses.replace(MACHINE, cpu="another")),
+    ]
+    lines = [here, *elsewhere]
+    assert paging.in_same_place(lines, MACHINE, "254") == [here]
+    assert paging.in_same_place(lines, MACHINE, None) == [here]
+    assert paging.in_same_place(lines, MACHINE, "255") == []
 
 
 @pytest.mark.parametrize(

@@ -81,16 +81,17 @@ def test_users_take_as_much_longer_as_their_step_and_no_less_than_the_limit() ->
 
 
 def test_memory_that_is_just_enough_is_no_shortage() -> None:
-    needed = prediction.memory_bytes(MODEL, SETTINGS, 31)
-    row = prediction.with_memory(request(), SETTINGS, needed)
+    long = request(n_prompt=250)  # 261 tokens with the answer: more than 256 positions
+    needed = prediction.memory_bytes(MODEL, SETTINGS, 512)
+    row = prediction.with_memory(long, SETTINGS, needed)
     assert row.shortage is None
     assert (row.needed_bytes, row.memory_bytes) == (needed, needed)
-    lacking = prediction.with_memory(request(), SETTINGS, needed - 1)
+    lacking = prediction.with_memory(long, SETTINGS, needed - 1)
     assert lacking.shortage is not None
     assert lacking.shortage.needed_bytes == needed
-    assert lacking.shortage.longest == 0
-    assert prediction.with_memory(request(), SETTINGS, None).shortage is None
-    two = prediction.with_memory(request(users=2), SETTINGS, needed)
+    assert lacking.shortage.longest == 256
+    assert prediction.with_memory(long, SETTINGS, None).shortage is None
+    two = prediction.with_memory(request(n_prompt=250, users=2), SETTINGS, needed)
     assert two.shortage is not None
     assert two.shortage.longest is None
 

@@ -159,6 +159,20 @@ def test_a_model_of_one_layer_has_a_feed_forward_too() -> None:
     assert ns(parts.by_device["CUDA0"].layers_s) == pytest.approx(weights)
 
 
+def test_a_model_of_two_layers_has_half_of_its_weights_in_each() -> None:
+    model = dataclasses.replace(TINY, n_layer=2)
+    parts = StepKernels(model, SETTINGS, BOTH, ("CUDA0", None, None)).parts(1, 9, 1)
+    half = (ATTENTION_BYTES + FFN_BYTES) / 2
+    assert ns(parts.by_device["CUDA0"].layers_s) == pytest.approx(half)
+    assert ns(parts.by_device[None].layers_s) == pytest.approx(10 * half)
+
+
+def test_attention_is_that_of_the_type_of_the_keys() -> None:
+    settings = dataclasses.replace(SETTINGS, type_v="q8_0")  # which was not probed
+    alike = StepKernels(TINY, SETTINGS, ON_CPU).total(1, 9, 1).attention_s
+    assert StepKernels(TINY, settings, ON_CPU).total(1, 9, 1).attention_s == alike
+
+
 def test_a_step_without_outputs_copies_no_logits() -> None:
     parts = StepKernels(TINY, SETTINGS, BOTH, HALF).parts(8, 0, 0)
     assert ns(parts.between_s) == pytest.approx(1000 + 0.25 * 4 * 64 * 8, rel=1e-3)

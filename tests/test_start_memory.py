@@ -372,33 +372,40 @@ def test_caches_without_room_do_not_fit() -> None:
     assert row.needed_bytes > memory.padded(1)
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, mini: Path) -> Plan:
-    plan = make_plan(FakeWorker(), [8], 1, 1, str(mini), n_gpu_layers=0)
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, model_file: Path) -> Plan:
+    plan = make_plan(FakeWorker(), [8], 1, 1, str(model_file), n_gpu_layers=0)
     monkeypatch.setattr(platform, "release", lambda: "6.1")
     return dataclasses.replace(plan, machine=MACHINE)
 
 
 def test_another_kernel_machine_or_disk_is_refused_with_the_reason(
-    mini: Path, monkeypatch: pytest.MonkeyPatch
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = planned(monkeypatch, mini)
-    disk = paging.disk_of(mini)
+    plan = planned(monkeypatch, model_file)
+    disk = paging.disk_of(model_file)
     lines = [dataclasses.replace(line, disk=disk) for line in planted_lines()]
-    assert paged_prediction.lines_here(lines, plan, mini) == lines
+    assert paged_prediction.lines_here(lines, plan, model_file) == lines
     assert paged_prediction.lines_here(planted_lines(), plan, None) == planted_lines()
     with pytest.raises(LabError, match="on another disk"):
-        paged_prediction.lines_here(planted_lines(), plan, mini)
+        paged_prediction.lines_here(planted_lines(), plan, model_file)
     with pytest.raises(LabError, match="another machine or kernel"):
         monkeypatch.setattr(platform, "release", lambda: "6.2")
-        paged_prediction.lines_here(lines, plan, mini)
+        paged_prediction.lines_here(lines, plan, model_file)
     with pytest.raises(LabError, match="Nothing was measured"):
-        paged_prediction.lines_here([], plan, mini)
+        paged_prediction.lines_here([], plan, model_file)
 
 
 def test_what_is_known_of_limits_here(
-    mini: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = planned(monkeypatch, mini)
+    plan = planned(monkeypatch, model_file)
 
     def known(n_bytes: int) -> LimitedMemory:
         return paged_prediction.limited_memory(n_bytes, plan, None, tmp_path)
