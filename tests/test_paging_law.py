@@ -105,6 +105,19 @@ def test_different_waits_have_the_range_of_a_further_start() -> None:
     assert law.high_s == pytest.approx(math.exp(1 + half), rel=1e-5)
 
 
+def test_no_start_that_was_measured_lies_outside_of_the_range() -> None:
+    """One of 21 starts is far from the others: the range of a further start ends before it."""
+    slow = paging.learn([start(), *[limited(1.0)] * 20, limited(8.0)])
+    assert slow is not None
+    assert slow.wait_s == pytest.approx(1)
+    assert slow.high_s == pytest.approx(8 * 1.1)
+    assert slow.low_s < 1 / 1.1
+    quick = paging.learn([start(), *[limited(1.0)] * 20, limited(1 / 8)])
+    assert quick is not None
+    assert quick.low_s == pytest.approx(1 / 8 / 1.1)
+    assert quick.high_s > 1.1
+
+
 def test_the_time_without_a_limit_is_the_middle_of_its_range() -> None:
     assert paging.compute_span([limited(1.0)]) is None
     span = paging.compute_span([start(2.0), start(8.0), limited(1.0)])

@@ -108,6 +108,7 @@ def test_several_users_take_as_much_longer_as_their_step() -> None:
     single = machine.request(1000, 200)
     many = machine.request(1000, 200, users=4)
     assert machine.request(1000, 200, users=1) == single
+    assert machine.request(1000, 200, users=2).users == 2
     other_spans = [(1, 1099)] * 3
     steps = steps_of(machine)
     one_s = steps.seconds(1, 1099, 1)

@@ -8,6 +8,7 @@ import pytest
 
 from lab.core import memory
 from lab.errors import LabError
+from lab.models import catalog, devices, synthetic
 from lab.roofline import prediction
 from lab.roofline.prediction import UNKNOWN, PhaseTime, Prediction
 from tests.support.records import MODEL, SETTINGS
@@ -94,6 +95,29 @@ def test_memory_that_is_just_enough_is_no_shortage() -> None:
     two = prediction.with_memory(request(n_prompt=250, users=2), SETTINGS, needed)
     assert two.shortage is not None
     assert two.shortage.longest is None
+
+
+def test_the_largest_quantization_that_just_fits() -> None:
+    entry = catalog.entries()["smollm2-135m"]
+    by_type = synthetic.by_quantization(entry)
+    sizes = {
+        name: prediction.memory_bytes(packed, SETTINGS, 100)
+        for name, packed in by_type.items()
+    }
+    model = next(iter(by_type.values()))
+    for name in ("Q4_0", "Q8_0"):
+        fitting = [other for other, size in sizes.items() if size == sizes[name]]
+        found = prediction.quantization_that_fits(model, SETTINGS, 100, sizes[name])
+        assert found in fitting
+    smallest = min(sizes.values())
+    assert prediction.quantization_that_fits(model, SETTINGS, 100, smallest - 1) is None
+    assert prediction.quantization_that_fits(MODEL, SETTINGS, 100, 10**12) is None
+
+
+def test_a_prediction_is_named_for_its_device() -> None:
+    card = devices.find_device("rtx-4090")
+    assert (request(device=card).name, request(device=card).about) == (card.name, card.about)
+    assert request().name == request().about == prediction.HERE
 
 
 def test_each_user_has_positions_that_are_padded_to_256() -> None:

@@ -372,6 +372,46 @@ def test_caches_without_room_do_not_fit() -> None:
     assert row.needed_bytes > memory.padded(1)
 
 
+def own_bytes(n_ctx: int, n_seq: int = 1) -> int:
+    """The caches, buffers and the process."""
+    settings = dataclasses.replace(SETTINGS, n_ctx=n_ctx, n_seq_max=n_seq)
+    context = memory.of_context(prediction().model, settings)
+    return context.total_bytes - context.weights_bytes + OWN_BYTES
+
+
+def test_what_must_have_room_beside_the_file() -> None:
+    def needed(**changes: Any) -> int:
+        row = dataclasses.replace(prediction(), **changes)
+        return paged_prediction.with_limit(row, SETTINGS, limit_of(2 * 10**9)).needed_bytes
+
+    assert needed() == FILE_BYTES + own_bytes(256)
+    assert needed(n_prompt=250) == FILE_BYTES + own_bytes(512)
+    assert needed(users=3) == FILE_BYTES + own_bytes(3 * 256, 3)
+
+
+def test_a_file_needs_some_room() -> None:
+    none = paged_prediction.with_limit(prediction(), SETTINGS, limit_of(own_bytes(256)))
+    assert none.shortage is not None
+    some = paged_prediction.with_limit(prediction(), SETTINGS, limit_of(own_bytes(256) + 1))
+    assert some.shortage is None
+    assert some.room == pytest.approx(1e-9)
+    unknown = dataclasses.replace(MODEL, n_bytes=None)
+    row = dataclasses.replace(prediction(), model=unknown)
+    assert paged_prediction.with_limit(row, SETTINGS, limit_of(10**9)).shortage is not None
+
+
+def test_a_file_that_nearly_fits_may_wait_or_not() -> None:
+    limit = limit_of(own_bytes(256) + round(0.97 * FILE_BYTES))
+    row = paged_prediction.with_limit(prediction(), SETTINGS, limit)
+    assert row.room == pytest.approx(0.97)
+    assert row.token.expected_s is None
+    assert row.prefill.expected_s is None
+    assert row.tpot_s == pytest.approx((0.05, 0.06 + 2))
+    assert row.prefill_s == pytest.approx((0.2, 0.4 + 3 * 2))
+    without = paged_prediction.with_limit(prediction(), SETTINGS, limit_of(8 * 10**8))
+    assert without.prefill.expected_s == pytest.approx(0.3 + 3 * 1)
+
+
 @pytest.fixture
 def model_file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
@@ -426,6 +466,9 @@ def test_what_is_known_of_limits_here(
     assert limit.n_bytes == 16 * 10**9
     assert limit.law.n_starts == 5
     assert limit.process_bytes == 9
+    too_much = r"--memory 17 GB is more than this machine has \(16 GB\)"
+    with pytest.raises(LabError, match=too_much):
+        known(17 * 10**9)
     with pytest.raises(LabError, match="is more than this machine has"):
         known(16 * 10**9 + 1)
     plan = dataclasses.replace(
