@@ -79,6 +79,14 @@ def test_at_most_the_prompt_came_from_a_cache() -> None:
     assert n(None, 10) is None
 
 
+def test_one_cached_token_makes_a_request_warm() -> None:
+    def is_warm(n_cached: int) -> bool | None:
+        usage = Usage(cached_tokens=n_cached, prompt_tokens=10)
+        return times.figures(make_request(usage=usage)).is_warm
+
+    assert [is_warm(n) for n in (0, 1)] == [False, True]
+
+
 def test_times_of_a_server_exceed_those_of_the_client_by_a_millisecond_at_most() -> None:
     timings = ServerTimings(prompt_ms=2.0, gen_ms=3.0)
     assert times.fits(timings, 4_000_000)

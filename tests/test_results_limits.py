@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import errno
 import gzip
 import io
 import os
@@ -14,8 +15,10 @@ import pytest
 from lab.core import files, results
 from lab.core.lines import to_json
 from lab.core.record import Record, Steps
+from lab.core.request import RequestRecord
 from lab.errors import LabError
-from tests.support.records import MACHINE, MODEL, make_record, make_run
+from lab.roofline.paging import MemoryLine
+from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_run
 from tests.support.requests import make_request, make_request_record
 
 LINE = to_json(make_record()).encode() + b"\n"
@@ -239,6 +242,74 @@ def test_the_measured_sessions_are_not_nearby(tmp_path: Path) -> None:
     assert results.nearby([tmp_path], [request]).requests == ()
 
 
+def test_findings_of_other_sessions_are_nearby_too(tmp_path: Path) -> None:
+    line = MemoryLine(
+        session="a-session",
+        machine=MACHINE,
+        model=MODEL,
+        settings=SETTINGS,
+        started_at="2026-01-01T00:00:00Z",
+        kernel=None,
+        disk=None,
+        round=0,
+        file_bytes=1,
+        limit_bytes=None,
+        own_bytes=None,
+        resident=None,
+        n_tokens=1,
+        decode_s=1.0,
+        read_bytes=None,
+        n_faults=None,
+        disk_s=None,
+    )
+    results.save(tmp_path / "1.jsonl", line)
+    assert results.nearby([tmp_path]).findings == (line,)
+    assert results.nearby([tmp_path], [make_record()]).findings == ()
+
+
+# What functions of records are given
+
+
+def test_records_paths_and_lists_of_them_are_read_together(tmp_path: Path) -> None:
+    saved = make_record(session="saved")
+    results.save(tmp_path / "a.jsonl", saved)
+    given = make_record()
+    request = make_request_record()
+    assert results.lines_of([given, [request], tmp_path]) == [given, request, saved]
+    assert results.lines_of([given]) == [given]
+    assert results.lines_of(tmp_path) == [saved]
+    for wrong in (7, {"a": 1}, [7], [Record]):
+        with pytest.raises(LabError, match="Records are needed"):
+            results.lines_of(wrong)  # type: ignore[arg-type]
+
+
+def test_the_first_reason_is_told_where_there_are_no_results(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"[1]\nx\n")
+    with pytest.raises(LabError, match=r"no results of the lab: a\.jsonl line 1 "):
+        results.contents_of(path)
+
+
+def test_a_line_that_cannot_be_synced_leaves_the_file_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    path = tmp_path / "a.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", no_space)
+        with pytest.raises(results.NotSaved, match=r"cannot be written: No space left"):
+            results.save(path, make_record())
+    assert path.read_bytes() == b""
+    results.save(path, make_record())
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(results.NotSaved, match=r"cannot be written any more: No space left"):
+        results.save(path, make_record(session="b"))
+    assert path.read_bytes() == before
+
+
 def test_a_file_that_exists_has_the_next_number_from_2(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a-2.jsonl", "a-3.jsonl"):
         path = results.free_path(tmp_path, "a")
@@ -246,7 +317,8 @@ def test_a_file_that_exists_has_the_next_number_from_2(tmp_path: Path) -> None:
         path.touch()
 
 
-def test_a_link_and_a_device_are_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_a_link_and_a_pipe_are_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """A pipe stands for a device: a fault would replace it, and the machine's stay."""
     target = tmp_path / "target.txt"
     target.write_text("before")
     link = tmp_path / "link.txt"
@@ -254,8 +326,15 @@ def test_a_link_and_a_device_are_written_to_and_not_replaced(tmp_path: Path) -> 
     results.write_whole(link, b"after", "The page")
     assert link.is_symlink()
     assert target.read_bytes() == b"after"
-    results.write_whole(Path(os.devnull), b"nothing", "The page")
-    assert not Path(os.devnull).is_file()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        results.write_whole(pipe, b"piped", "The page")
+        assert pipe.is_fifo()
+        assert os.read(reader, 100) == b"piped"
+    finally:
+        os.close(reader)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -306,3 +385,12 @@ def test_requests_are_the_same_if_they_begin_and_end_alike(tmp_path: Path) -> No
     assert len(both(tmp_path, first, first)) == 1
     later = dataclasses.replace(request, sent_ns=(request.sent_ns or 0) + 1)
     assert len(both(tmp_path, first, make_request_record(later))) == 2
+
+    def arriving(*last_ns: int) -> RequestRecord:
+        stamps = (*request.events.arrive_ns[: -len(last_ns)], *last_ns)
+        events = dataclasses.replace(request.events, arrive_ns=stamps)
+        return make_request_record(dataclasses.replace(request, events=events))
+
+    assert len(both(tmp_path, first, arriving(193))) == 1
+    assert len(both(tmp_path, first, arriving(101, 130, 190, 191, 191, 192))) == 1
+    assert len(both(tmp_path, first, arriving(6, 100, 130, 190, 191, 191, 192))) == 2
