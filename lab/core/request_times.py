@@ -105,23 +105,23 @@ def fits(timings: ServerTimings, call_ns: int | None) -> bool:
 def contradictions(request: Request) -> list[str]:
     """What the server's numbers say that cannot be, in sentences without a subject."""
     usage = request.usage or Usage()
-    found = [
+    doubts = [
         f"counts {value:,g} {name.replace('_', ' ')}"
         for name, value in request.wrong_counts.items()
     ]
     if has_too_many(request):
-        found.append(
+        doubts.append(
             f"counts {usage.completion_tokens:,} tokens of an answer of at most"
             f" {request.asked.n_gen:,}"
         )
     if has_too_many_cached(request):
-        found.append(
+        doubts.append(
             f"counts {usage.cached_tokens:,} cached tokens of a prompt of"
             f" {usage.prompt_tokens:,}"
         )
     if request.timings is not None and server_timings(request) is None:
-        found.append("reports times of its own that are longer than the request")
-    return found
+        doubts.append("reports times of its own that are longer than the request")
+    return doubts
 
 
 def arrivals_ns(request: Request) -> list[int]:

@@ -76,10 +76,10 @@ def name_and_tag(text: str) -> tuple[str, str | None]:
     variant = "-".join(tag for tag in tags if tag.lower() != "latest")
     if is_tag(variant) or BITS.fullmatch(variant):
         return plain(name), variant.upper()
-    whole, tag = without_tag(f"{name}-{variant}" if variant else name)
+    full_name, tag = without_tag(f"{name}-{variant}" if variant else name)
     if tag is None and repo:
-        whole = whole if SIZE.search(whole.lower()) else repo
-    return plain(whole), tag and tag.upper()
+        full_name = full_name if SIZE.search(full_name.lower()) else repo
+    return plain(full_name), tag and tag.upper()
 
 
 def plain(name: str) -> str:

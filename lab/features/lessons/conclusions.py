@@ -91,9 +91,9 @@ def decode_law(sweep: Sequence[Record]) -> Law:
     return decode
 
 
-def same_weights(law: Law, other: Law, bytes_ratio: float) -> None:
+def same_weights(larger: Law, smaller: Law, bytes_ratio: float) -> None:
     """Say whether two fitted laws agree on w, for weights with this ratio of bytes."""
-    say(statements.same_weights(law, other, bytes_ratio))
+    say(statements.same_weights(larger, smaller, bytes_ratio))
 
 
 def limits(rows: pd.DataFrame) -> None:

@@ -439,14 +439,15 @@ def by_length(subject: str, measured: Mapping[int, Ratio | None]) -> Judgement:
     return Judgement(subject, verdict, f"{name}: {'; '.join(pairs)}. {ends[verdict]}")
 
 
-def same_weights(law: Law, other: Law, bytes_ratio: float) -> Judgement:
-    """Whether two fitted laws of decode agree on w, for weights with this ratio of bytes."""
+def same_weights(larger: Law, smaller: Law, bytes_ratio: float) -> Judgement:
+    """Whether two fitted laws of decode agree on w, for weights with this
+    ratio of bytes, the larger over the smaller."""
     subject = "w of similar weights"
     figures = (
         f"The weights have {digits(bytes_ratio)} times the bytes, and the lines say "
-        f"{seconds(law.a)} and {seconds(other.a)} for w"
+        f"{seconds(larger.a)} and {seconds(smaller.a)} for w"
     )
-    if law.a > 0 and other.a > 0 and 1 / NEAR < law.a / other.a / bytes_ratio < NEAR:
+    if larger.a > 0 and smaller.a > 0 and 1 / NEAR < larger.a / smaller.a / bytes_ratio < NEAR:
         return Judgement(subject, SAME, f"{figures}, as the bytes do within {NEAR_PERCENT}.")
     sentence = (
         f"{figures}: these points do not separate w from k, so do not rely on either. Compare the "

@@ -91,7 +91,7 @@ def what_pays(curve: Sequence[Any]) -> str:
     if not possible:
         cost = cost_of_step(curve[-1])
         return f"{cost}: no draft length pays, even with every token accepted."
-    chance, n_draft, row = min(possible, key=lambda found: found[:2])
+    chance, n_draft, row = min(possible, key=lambda length: length[:2])
     return (
         f"{cost_of_step(row)}: drafts of {plural(n_draft, 'token')} pay if each drafted token is "
         f"right with a chance above {100 * chance:.0f} %."
