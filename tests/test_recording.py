@@ -22,7 +22,7 @@ from lab.core.lines import parse_line, to_json
 from lab.features.recording import breaks, figures, sentences
 from lab.features.recording.answers import read_answer
 from lab.features.recording.causes import ServerState, find_cause
-from lab.features.recording.conversations import CallHistory, Conversations, Prompt
+from lab.features.recording.conversations import Conversations, Prompt, RecordedConversation
 from lab.features.recording.differences import difference
 from lab.features.recording.lines import Cause
 from lab.features.recording.parsed_calls import body_of
@@ -234,12 +234,12 @@ def test_conversations_are_told_apart_though_they_share_a_system_prompt() -> Non
     assert numbers == [(1, 1), (2, 1), (1, 2), (1, 3)]
 
 
-def history_of(n_prompt: int = 100, n_gen: int = 10) -> CallHistory:
-    history = CallHistory(1)
+def conversation_of(n_prompt: int = 100, n_gen: int = 10) -> RecordedConversation:
+    conversation = RecordedConversation(1)
     tokens = tuple(range(n_prompt))
     blocks = chat(messages())
-    history.add(Prompt(1, blocks, n_prompt, n_gen, rendered="", tokens=tokens))
-    return history
+    conversation.add(Prompt(1, blocks, n_prompt, n_gen, rendered="", tokens=tokens))
+    return conversation
 
 
 OTHER = Prompt(2, chat([{"role": "user", "content": "Something else."}]))
@@ -257,7 +257,7 @@ def test_a_cache_that_the_server_lost_is_told_from_a_changed_prompt(
     state: ServerState, kind: str
 ) -> None:
     prompt = Prompt(3, chat(with_next(messages())), 130, 10, "", tuple(range(130)))
-    finding = find_cause(prompt, 0, history_of(), state, lambda text: None)
+    finding = find_cause(prompt, 0, conversation_of(), state, lambda text: None)
     assert finding.cause is not None
     assert (finding.cause.kind, finding.cause.by) == (kind, "server")
     assert finding.n_new == 130 - 100 - 10
@@ -265,7 +265,9 @@ def test_a_cache_that_the_server_lost_is_told_from_a_changed_prompt(
 
 def test_a_whole_cache_has_no_cause() -> None:
     prompt = Prompt(3, chat(with_next(messages())), 130, 10, "", tuple(range(130)))
-    finding = find_cause(prompt, 99, history_of(), ServerState(n_ctx=110), lambda text: None)
+    finding = find_cause(
+        prompt, 99, conversation_of(), ServerState(n_ctx=110), lambda text: None
+    )
     assert finding.cause is None
 
 
@@ -275,12 +277,12 @@ def test_what_the_template_leaves_out_is_not_the_clients_doing() -> None:
     now = with_next(with_thinking)
     rendered = "\n".join(TEXTS)
     before = rendered.replace(TEXTS[2], f"{with_thinking[2]['reasoning_content']} {TEXTS[2]}")
-    history = CallHistory(1)
+    conversation = RecordedConversation(1)
     tokens = tuple(map(ord, before))
-    history.add(Prompt(1, chat(with_thinking), len(before), 5, before, tokens))
+    conversation.add(Prompt(1, chat(with_thinking), len(before), 5, before, tokens))
     prompt = Prompt(2, chat(now), len(rendered), 5, rendered, tuple(map(ord, rendered)))
     n_cached = before.index("First I think")
-    finding = find_cause(prompt, n_cached, history, ServerState(), len)
+    finding = find_cause(prompt, n_cached, conversation, ServerState(), len)
     assert finding.cause is not None
     assert (finding.cause.by, finding.cause.kind) == ("template", breaks.REMOVED)
     assert (finding.cause.index, finding.cause.text_field) == (2, "reasoning")

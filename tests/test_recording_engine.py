@@ -13,7 +13,7 @@ import pytest
 from lab.features.recording import breaks, sentences
 from lab.features.recording.answers import Answer
 from lab.features.recording.causes import Finding, ServerState, find_cause
-from lab.features.recording.conversations import CallHistory, Prompt
+from lab.features.recording.conversations import Prompt, RecordedConversation
 from lab.features.recording.lines import CLIENT, SERVER, Cause, RecordedCall
 from lab.features.recording.prompts import blocks_of
 from lab.features.recording.server_log import OLDEST, SIMILAR, Served, ServerLog
@@ -123,9 +123,9 @@ def prompts(before: Served | None, now: Served | None, **more: Any) -> tuple[Pro
 def finding_of(
     first: Prompt, second: Prompt, state: ServerState, n_cached: int = 3
 ) -> Finding:
-    history = CallHistory(1)
-    history.add(first)
-    return find_cause(second, n_cached, history, state, lambda text: None)
+    conversation = RecordedConversation(1)
+    conversation.add(first)
+    return find_cause(second, n_cached, conversation, state, lambda text: None)
 
 
 SLOT_0 = Served(0, 5)

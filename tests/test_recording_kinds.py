@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.features.recording import breaks, figures, picture, repeat, sentences
 from lab.features.recording.answers import read_answer
 from lab.features.recording.causes import Finding, ServerState, find_cause
-from lab.features.recording.conversations import CallHistory, Conversations, Prompt
+from lab.features.recording.conversations import Conversations, Prompt, RecordedConversation
 from lab.features.recording.differences import difference
 from lab.features.recording.lines import RecordedCall
 from lab.features.recording.prompts import blocks_of, length
@@ -244,10 +244,10 @@ def test_tokens_of_an_image_are_not_shared_out_among_letters() -> None:
         {"role": "assistant", "content": "Three files."},
         {"role": "user", "content": image},
     ]
-    history = CallHistory(1)
-    history.add(Prompt(1, blocks_of({"messages": first}), 1010, 2))
+    conversation = RecordedConversation(1)
+    conversation.add(Prompt(1, blocks_of({"messages": first}), 1010, 2))
     prompt = Prompt(2, blocks_of({"messages": later}), 1320, 2)
-    finding = find_cause(prompt, 0, history, ServerState(), lambda text: None)
+    finding = find_cause(prompt, 0, conversation, ServerState(), lambda text: None)
     assert finding.cause is not None
     assert finding.cause.kind == breaks.CHANGED
     assert finding.n_new == pytest.approx(310, abs=5)
@@ -276,11 +276,11 @@ def test_thoughts_that_a_template_drops_are_not_read_again() -> None:
         "<user>How many files?<assistant>Three.<tool>a.py b.py c.py"
         "<user>And how many folders are there?<assistant>"
     )
-    history = CallHistory(1)
-    history.add(rendered_prompt(1, {"messages": answered}, before, 40))
+    conversation = RecordedConversation(1)
+    conversation.add(rendered_prompt(1, {"messages": answered}, before, 40))
     prompt = rendered_prompt(2, {"messages": later}, now, 5)
     n_cached = len("<user>How many files?<assistant>")
-    finding = find_cause(prompt, n_cached, history, ServerState(), len)
+    finding = find_cause(prompt, n_cached, conversation, ServerState(), len)
     assert finding.cause is not None
     assert finding.cause.by == "template"
     n_read_again = len(now) - n_cached - (finding.n_new or 0)
@@ -302,10 +302,10 @@ def with_answer(text: str, n_gen: int) -> tuple[Finding, int]:
     ]
     before = "<system>It is 08:00.<user>How?<assistant>"
     now = f"<system>It is 08:01.<user>How?<assistant>{text}<user>And then?<assistant>"
-    history = CallHistory(1)
-    history.add(rendered_prompt(1, {"messages": first}, before, n_gen))
+    conversation = RecordedConversation(1)
+    conversation.add(rendered_prompt(1, {"messages": first}, before, n_gen))
     prompt = rendered_prompt(2, {"messages": later}, now, 5)
-    finding = find_cause(prompt, 18, history, ServerState(), len)
+    finding = find_cause(prompt, 18, conversation, ServerState(), len)
     return finding, len(now) - len(before)
 
 
@@ -335,10 +335,10 @@ def test_a_prompt_that_was_served_whole_broke_nothing(n_cached: int) -> None:
         {"role": "assistant", "content": "Gone."},
         {"role": "user", "content": LONG[:99]},
     ]
-    history = CallHistory(1)
-    history.add(Prompt(1, blocks_of({"messages": first}), 200, 4))
+    conversation = RecordedConversation(1)
+    conversation.add(Prompt(1, blocks_of({"messages": first}), 200, 4))
     prompt = Prompt(2, blocks_of({"messages": later}), 237, 4)
-    finding = find_cause(prompt, n_cached, history, ServerState(), lambda text: None)
+    finding = find_cause(prompt, n_cached, conversation, ServerState(), lambda text: None)
     assert finding.cause is None
 
 

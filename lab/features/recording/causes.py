@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from lab.features.recording import breaks
-from lab.features.recording.conversations import CallHistory, Prompt
+from lab.features.recording.conversations import Prompt, RecordedConversation
 from lab.features.recording.differences import (
     Difference,
     common_prefix,
@@ -68,12 +68,12 @@ class ServerState:
 def find_cause(
     prompt: Prompt,
     n_cached: int | None,
-    history: CallHistory,
+    conversation: RecordedConversation,
     state: ServerState,
     count: Count,
 ) -> Finding:
     """What broke the cache of a call, if something did; `count` counts the tokens of a text."""
-    best = history.best_for(prompt.blocks)
+    best = conversation.best_for(prompt.blocks)
     is_exact = bool(best.tokens and prompt.tokens)
     differs = difference(best.blocks, prompt.blocks)
     finding = Finding(None, best.call, new_tokens(best, prompt, differs, count), is_exact)
@@ -83,14 +83,14 @@ def find_cause(
     slack = slack_of(prompt, is_exact)
     cause = None
     if n_cached is not None and n_shared is not None and n_cached + slack < n_shared:
-        cause = lost_in_server(best, prompt, n_cached, history, state)
+        cause = lost_in_server(best, prompt, n_cached, conversation, state)
         if cause.kind in (*breaks.OF_ENGINE, breaks.NOT_ASKED):
             return dataclasses.replace(finding, cause=cause)
-        latest = difference(history.latest.blocks, prompt.blocks)
-        n_latest = shared_tokens(history.latest, prompt)
+        latest = difference(conversation.latest.blocks, prompt.blocks)
+        n_latest = shared_tokens(conversation.latest, prompt)
         if latest and n_latest is not None and abs(n_cached - n_latest) <= slack:
             cause = client_cause(latest, state)
-            n_new = new_tokens(history.latest, prompt, latest, count)
+            n_new = new_tokens(conversation.latest, prompt, latest, count)
             finding = dataclasses.replace(finding, n_new=n_new)
     elif differs:
         if not (is_exact and goes_on(best, prompt)):
@@ -160,7 +160,11 @@ def cause_at(block: Block, character: int, kind: str, by: str) -> Cause:
 
 
 def lost_in_server(
-    best: Prompt, prompt: Prompt, n_cached: int, history: CallHistory, state: ServerState
+    best: Prompt,
+    prompt: Prompt,
+    n_cached: int,
+    conversation: RecordedConversation,
+    state: ServerState,
 ) -> Cause:
     """Why a server did not use what it had read."""
     if not prompt.asks_for_cache:
@@ -176,7 +180,7 @@ def lost_in_server(
     if is_slot_unseen(best, prompt, state):
         return Cause(kind=breaks.UNSEEN_SLOT, by=SERVER)
     intruder = state.latest_other
-    if intruder is not None and intruder.call > history.latest.call:
+    if intruder is not None and intruder.call > conversation.latest.call:
         return Cause(
             kind=breaks.OTHER_CONVERSATION, by=SERVER, conversation=state.other_number
         )

@@ -42,7 +42,7 @@ class Prompt:
 
 
 @dataclass
-class CallHistory:
+class RecordedConversation:
     """The latest prompts of a conversation."""
 
     number: int
@@ -73,9 +73,9 @@ class Conversations:
     """All conversations of a session."""
 
     def __init__(self) -> None:
-        self.conversations: list[CallHistory] = []
+        self.conversations: list[RecordedConversation] = []
 
-    def of(self, blocks: Blocks) -> CallHistory:
+    def of(self, blocks: Blocks) -> RecordedConversation:
         """The conversation that a prompt goes on, the latest of several, or a new one."""
         by_latest = sorted(
             filter(lambda conversation: conversation.prompts, self.conversations),
@@ -92,7 +92,7 @@ class Conversations:
                 best = conversation
                 most_shared = shared
         if best is None:
-            best = CallHistory(len(self.conversations) + 1)
+            best = RecordedConversation(len(self.conversations) + 1)
             self.conversations.append(best)
         best.n_turns += 1
         return best

@@ -8,6 +8,7 @@ import math
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from lab.core.request import ERROR_INSIDE
@@ -17,8 +18,6 @@ from lab.features.recording.prompts import Blocks, blocks_of
 from lab.features.recording.proxy import ProxiedCall
 from lab.remote.formats import as_dict
 
-OK = 200
-NOT_FOUND = 404
 MOST_DEPTH = 200  # of a body; what reads results files ends at some hundreds of levels
 MOST_SHOWN = 80  # characters of a stranger's text
 
@@ -33,24 +32,20 @@ class ParsedCall:
     answer: Answer
 
     @property
-    def is_accepted(self) -> bool:
-        return self.proxied.status == OK
-
-    @property
     def was_read(self) -> bool:
         """Whether the server has read the prompt, as far as its answer shows."""
         has_begun = self.answer.first_ns is not None or self.answer.n_prompt is not None
-        return self.is_accepted and (self.answer.error is None or has_begun)
+        return self.proxied.is_accepted and (self.answer.error is None or has_begun)
 
     @property
     def failure(self) -> str | None:
         error = self.answer.error
         if self.proxied.failure is not None:
             return self.proxied.failure
-        if self.proxied.status == NOT_FOUND:
+        if self.proxied.status == HTTPStatus.NOT_FOUND:
             path = printable(self.proxied.path.partition("?")[0])[:MOST_SHOWN]
             return f"HTTP 404: the server has no {path}"
-        if not self.is_accepted:
+        if not self.proxied.is_accepted:
             reason = f": {error}" if error else ""
             return f"HTTP {self.proxied.status}{reason}"
         if error is not None:

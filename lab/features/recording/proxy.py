@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from lab.core.request import LOST, REFUSED
@@ -68,6 +69,11 @@ class ProxiedCall:
     server: str = ""
     ended_ns: int = 0
     failure: str | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the server says that it answers the request."""
+        return self.status == HTTPStatus.OK
 
     def keep(self, data: bytes) -> None:
         """Keep bytes of the answer, with the time."""

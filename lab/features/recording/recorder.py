@@ -19,7 +19,7 @@ from lab.core.record import Machine
 from lab.core.request import short_name
 from lab.errors import LabError, printable
 from lab.features.recording.causes import Finding, ServerState, find_cause
-from lab.features.recording.conversations import CallHistory, Conversations, Prompt
+from lab.features.recording.conversations import Conversations, Prompt, RecordedConversation
 from lab.features.recording.lines import BlockColumns, RecordedCall
 from lab.features.recording.parsed_calls import MOST_SHOWN, ParsedCall, parsed
 from lab.features.recording.prompts import Blocks
@@ -140,10 +140,10 @@ class CallRecorder:
             blocks=call.blocks,
             n_prompt=answer.n_prompt,
             n_gen=answer.n_gen,
-            served=self._server.served(answer, slots) if call.is_accepted else None,
+            served=self._server.served(answer, slots) if call.proxied.is_accepted else None,
             asks_for_cache=call.body.get("cache_prompt") is not False,
         )
-        if not call.is_accepted:
+        if not call.proxied.is_accepted:
             return prompt
         rendered = self._server.rendered(call.body)
         if rendered is None:
@@ -153,15 +153,21 @@ class CallRecorder:
             return prompt  # the server made something else of this request
         return replace(prompt, rendered=rendered, tokens=tokens)
 
-    def _finding(self, call: ParsedCall, prompt: Prompt, conversation: CallHistory) -> Finding:
+    def _finding(
+        self, call: ParsedCall, prompt: Prompt, conversation: RecordedConversation
+    ) -> Finding:
         """What broke the cache; nothing for a conversation's first call, and for a failed one."""
-        if not conversation.prompts or not call.is_accepted or call.answer.error is not None:
+        if (
+            not conversation.prompts
+            or not call.proxied.is_accepted
+            or call.answer.error is not None
+        ):
             return Finding()
         state = self._state(call, conversation)
         n_cached = call.answer.n_cached
         return find_cause(prompt, n_cached, conversation, state, self._server.count)
 
-    def _state(self, call: ParsedCall, conversation: CallHistory) -> ServerState:
+    def _state(self, call: ParsedCall, conversation: RecordedConversation) -> ServerState:
         """What the server has been asked since the conversation's latest call."""
         latest: Prompt | None = None
         number = None
@@ -186,7 +192,9 @@ class CallRecorder:
             changed=self._server.changed,
         )
 
-    def _remember(self, call: ParsedCall, prompt: Prompt, conversation: CallHistory) -> None:
+    def _remember(
+        self, call: ParsedCall, prompt: Prompt, conversation: RecordedConversation
+    ) -> None:
         """Remember a prompt that the server has read; of a refused one, that it was refused."""
         conversation.was_refused = call.answer.is_context_full
         if prompt.served is not None and prompt.served.slot is not None:
@@ -196,7 +204,11 @@ class CallRecorder:
             self._conversations.forget_oldest()
 
     def _line(
-        self, call: ParsedCall, prompt: Prompt, conversation: CallHistory, finding: Finding
+        self,
+        call: ParsedCall,
+        prompt: Prompt,
+        conversation: RecordedConversation,
+        finding: Finding,
     ) -> RecordedCall:
         proxied = call.proxied
         answer = call.answer

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from lab.remote.client import Client
 from lab.remote.formats import as_count, as_dict, as_list
 
 LLAMA_SERVER = "llama-server"
-OK = 200
 SPARE = 2  # tokens by which a slot may hold fewer than its prompt and answer
 COMPARED = {
     "chat_template": "the chat template",
@@ -72,14 +72,12 @@ class ServerQuestions:
         self._has_slots = True
         self._n_starts = 0
         self._latest_task = -1
-        self._known: dict[
-            int, int
-        ] = {}  # of each slot, its latest task that is a recorded call
+        self._recorded_tasks: dict[int, int] = {}  # the latest of each slot
         self._properties: dict[str, str] = {}
 
     def look_at(self, call: ProxiedCall, answer: Answer) -> None:
         """Find out from the first good answer whether the server is a llama-server."""
-        if self._has_looked or call.status != 200 or call.failure == HUNG_UP:
+        if self._has_looked or not call.is_accepted or call.failure == HUNG_UP:
             return
         self._has_looked = True
         if answer.timings is None and call.server != "llama.cpp":
@@ -123,7 +121,7 @@ class ServerQuestions:
         newest = max(self.held.values())
         if newest < self._latest_task:
             self._n_starts += 1
-            self._known = {}
+            self._recorded_tasks = {}
             before = self._properties
             self._look_at_properties(client)
             self.changed = differences(before, self._properties)
@@ -132,12 +130,12 @@ class ServerQuestions:
         changed = [
             slot
             for slot in slots
-            if self.held.get(slot.number) != self._known.get(slot.number)
+            if self.held.get(slot.number) != self._recorded_tasks.get(slot.number)
         ]
         holding = [slot for slot in changed if slot.may_hold(n_held)]
         if len(holding) == 1:
             slot = holding[0]
-            self._known[slot.number] = self.held[slot.number]
+            self._recorded_tasks[slot.number] = self.held[slot.number]
             return Served(slot.number, slot.task, start=self._n_starts)
         number = changed[0].number if len(changed) == 1 else None
         return Served(number, None, start=self._n_starts)
@@ -147,7 +145,7 @@ class ServerQuestions:
         if not self._has_slots or self._watcher is None:
             return []
         reply = self._watcher.ask(f"{self._access.root}/slots")
-        self._has_slots = reply.status in (None, OK)
+        self._has_slots = reply.status in (None, HTTPStatus.OK)
         slots = []
         for fields in map(as_dict, as_list(as_dict(reply.parsed).get("data"))):
             number = as_count(fields.get("id"))
