@@ -150,10 +150,10 @@ class TuneSession:
     new_worker: Callable[[], Worker]
     clock: Callable[[], float]
     models: dict[str, Model] = field(default_factory=dict)  # by file, with their checksums
-    whole_s: dict[Choice, float] = field(default_factory=lambda: {(): 0.0})  # of a request
+    request_s: dict[Choice, float] = field(default_factory=lambda: {NO_CHANGE: 0.0})
     n_blocks: int = 0
     n_tried: int = 0
-    slowest_s: float = 0.0  # of the runs so far
+    slowest_run_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.search = Search(self.plan.choices, self.plan.phases)
@@ -169,7 +169,7 @@ class TuneSession:
         """The part of the budget that the search leaves for the confirmation: half or more, once
         some choices were tried."""
         budget_s = self.plan.budget_s
-        least_s = 2 * FEWEST_CONFIRMED * self.whole_s[NO_CHANGE]
+        least_s = 2 * FEWEST_CONFIRMED * self.request_s[NO_CHANGE]
         if least_s > budget_s:  # nothing can be confirmed
             least_s = 0.0
         if self.n_tried < FEWEST_TRIED:
@@ -178,7 +178,7 @@ class TuneSession:
 
     def has_time_for(self, n_runs: int) -> bool:
         """Whether the budget of the search allows more runs."""
-        return self.left_s - self.kept_s >= n_runs * self.slowest_s
+        return self.left_s - self.kept_s >= n_runs * self.slowest_run_s
 
     def search_all(self) -> Iterator[Record]:
         """Blocks until the best choice is known, or the budget of the search is spent."""
@@ -213,8 +213,8 @@ class TuneSession:
                 f"The default cannot be measured: {reason}", "Try it alone: lab measure"
             )
         run_s = self.clock() - began
-        self.slowest_s = max(self.slowest_s, run_s)
-        if choice:
+        self.slowest_run_s = max(self.slowest_run_s, run_s)
+        if choice != NO_CHANGE:
             self.n_tried += 1
         if timing:
             self.search.timings.append(timing)
@@ -224,16 +224,17 @@ class TuneSession:
         """The time of a whole request; the search generates only a part of it."""
         n_more = max(0, self.plan.request.n_gen - planning.N_SEARCH_GEN)
         request_s = run_s + n_more * timing.seconds.get(DECODE, 0.0)
-        self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), request_s)
+        self.request_s[choice] = max(self.request_s.get(choice, 0.0), request_s)
 
     def confirm(self) -> Iterator[Record]:
         """Blocks of the default and the winner, if there is time for enough of them."""
         winner = self.search.best()
-        if not winner:
+        if winner == NO_CHANGE:
             return
         spare_s = OVER_BUDGET * self.plan.budget_s
-        slowest_s = max(self.whole_s.values())
-        block_s = self.whole_s[NO_CHANGE] + self.whole_s.get(winner, slowest_s)
+        slowest_request_s = max(self.request_s.values())
+        winner_s = self.request_s.get(winner, slowest_request_s)
+        block_s = self.request_s[NO_CHANGE] + winner_s
         if self.left_s + spare_s < FEWEST_CONFIRMED * block_s:
             return
         for _ in range(MOST_CONFIRMED):
