@@ -357,7 +357,7 @@ def settings(here: Session) -> Said:
     apart = dataclasses.replace(here.machine, pair_ns=3 * here.machine.pair_ns)
     without = lesson.ratios(here.after(LONG), session(apart, 3).after(LONG), "tpot_ms")
     attention = lesson.attention(here.of("lengths"))
-    yield "heads", "3", lesson.shared_heads(without[LONG], 3, attention)
+    yield "heads", "3", lesson.shared_heads((without[LONG], without[LONG]), 3, attention)
     buffers = (Buffer("model", "CPU_Mapped", 1),)
     placed = [with_placement(record, buffers) for record in base]
     (repacked,) = hear(lambda: lesson.repacked(placed))

@@ -94,7 +94,7 @@ def test_drafted_tokens_of_lm_studio_are_speculative() -> None:
     (figure,) = reader.parse(text)
     assert figure.is_speculative
     assert (figure.accepted, figure.drafted) == (45, 60)
-    assert figure.tokens_per_step == pytest.approx(877 / 832)
+    assert figure.tokens_per_step == pytest.approx(876 / 831)  # prefill gave the first
 
 
 def test_tokens_and_steps_of_a_sample() -> None:

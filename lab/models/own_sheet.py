@@ -45,7 +45,7 @@ TOKEN = "w"
 POSITION = "k"
 PREFILL = "prefill"
 FIGURES = {
-    READ_RATE: SheetFigure("GB/s", "the most that kernels read from memory"),
+    READ_RATE: SheetFigure("GB/s", "the most that kernels or a plain read get from memory"),
     "ridge": SheetFigure("FLOPs/byte", "above it arithmetic limits a step, below it memory"),
     "kernel": SheetFigure("GFLOP/s", "this quantization's kernel with many tokens at once"),
     TOKEN: SheetFigure("ms", "a step of one token without context"),

@@ -37,7 +37,7 @@ server.main()
 """
 _OPTIONS = (
     "--host 127.0.0.1 --port 0 --n_ctx 2048 --flash_attn True "
-    "--interrupt_requests False --verbose False"
+    "--interrupt_requests False --verbose False --logits_all False"  # as the lab: of the last token
 )
 
 

@@ -91,9 +91,12 @@ def decode_law(sweep: Sequence[Record]) -> Law:
     return decode
 
 
-def same_weights(larger: Law, smaller: Law, bytes_ratio: float) -> None:
-    """Say whether two fitted laws agree on w, for weights with this ratio of bytes."""
-    say(statements.same_weights(larger, smaller, bytes_ratio))
+def same_weights(larger: Law, smaller: Law, bytes_ratio: float) -> str:
+    """Say whether two fitted laws agree on w, for weights with this ratio of bytes, and return the
+    verdict."""
+    judgement = statements.same_weights(larger, smaller, bytes_ratio)
+    say(judgement)
+    return judgement.verdict
 
 
 def limits(rows: pd.DataFrame) -> None:

@@ -209,5 +209,6 @@ def spread_in_words(figure: str, values: Sequence[float]) -> str:
     factor = max(values) / min(values)
     return (
         f"{figure} ({meaning}): {len(values)} sessions, the largest {times(factor)} the smallest. "
-        "Sessions differ by at least as much, so a difference that is not larger says nothing."
+        "Sessions differ by at least as much, so a difference between two that is not larger says "
+        "nothing."
     )

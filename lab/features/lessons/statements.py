@@ -450,8 +450,8 @@ def same_weights(larger: Law, smaller: Law, bytes_ratio: float) -> Judgement:
     if larger.a > 0 and smaller.a > 0 and 1 / NEAR < larger.a / smaller.a / bytes_ratio < NEAR:
         return Judgement(subject, SAME, f"{figures}, as the bytes do within {NEAR_PERCENT}.")
     sentence = (
-        f"{figures}: these points do not separate w from k, so do not rely on either. Compare the "
-        "measured steps instead."
+        f"{figures}, which the bytes do not explain: these points do not separate w from k, or "
+        "more than the bytes differs. So do not rely on either, and compare the measured steps."
     )
     return Judgement(subject, UNCLEAR, sentence)
 
@@ -472,9 +472,15 @@ def smaller_cache(token: Judgement, share: float) -> Judgement:
     return Judgement(subject, UNCLEAR, sentence)
 
 
-def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -> Judgement:
-    """What fewer heads for keys and values change in the longest measured step."""
-    verdict = judged(step)
+def shared_heads(
+    steps: tuple[Ratio | None, Ratio | None], bytes_ratio: float, attention: Judgement | None
+) -> Judgement:
+    """What fewer heads for keys and values change in the shortest and the longest measured step.
+
+    `attention`: what limits it; None where the runs do not tell its rate.
+    """
+    shortest, longest = steps
+    verdict = judged(longest)
     ends = {
         SAME: "Sharing heads saves memory here, and no time that matters",
         MORE: "The step without sharing clearly takes longer",
@@ -482,9 +488,12 @@ def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -
         UNCLEAR: "The runs differ too much to tell whether sharing saves time",
     }
     sentence = (
-        f"Without sharing, the longest measured step takes {shown(step)} as long, with "
-        f"{bytes_ratio:.0f} times the bytes of cache. {ends[verdict]}. {attention.sentence}"
+        f"Without sharing, the longest measured step takes {shown(longest)} as long, with "
+        f"{bytes_ratio:.0f} times the bytes of cache, and the shortest one {shown(shortest)}. "
+        f"{ends[verdict]}."
     )
+    if attention is not None:
+        sentence += f" {attention.sentence}"
     return Judgement("heads that share a cache, in time", verdict, sentence)
 
 

@@ -188,8 +188,9 @@ def drafts_of(answer: PastedAnswer, n_gen: int | None) -> dict[str, Any]:
     drafted = answer.count("drafted")
     accepted = answer.count("accepted")
     each = answer.number("tokens_per_step")  # often of the steps with drafts alone
-    if n_gen and accepted and n_gen > accepted:
-        each = n_gen / (n_gen - accepted)
+    if n_gen and accepted and n_gen - 1 > accepted:
+        n_decoded = n_gen - 1  # prefill gives the first token
+        each = n_decoded / (n_decoded - accepted)
     return {"drafted": drafted, "accepted": accepted, "tokens_per_step": each}
 
 
