@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from lab.core.growth import SLOPE, Growth
@@ -24,6 +25,7 @@ from lab.features.lessons.statements import (
     UNCLEAR,
     RunsRatio,
 )
+from lab.features.lessons.timed import of_quiet_runs
 from lab.models import own_sheet
 from lab.roofline import explanation
 from lab.show.sweep_laws import Law
@@ -330,6 +332,25 @@ def test_lines_of_the_same_weights_that_differ_in_w_separate_nothing(
     statement = statements.same_weights(law, Law(6.34e-3, 9.37e-6, None, 0.041), 1.08)
     assert statement.verdict == verdict
     assert ("do not separate w from k" in statement.sentence) == (verdict != statements.SAME)
+
+
+def test_a_length_at_which_a_law_fails_hides_no_other() -> None:
+    law = Law(0.0, 1e-3, None, 0.0)
+    statement = statements.law_holds(
+        "prefill", law, [(10, [0.02, 0.02]), (100, [0.101]), (1000, [1.16])]
+    )
+    assert statement.verdict == FAILS
+    assert statement.sentence.endswith(
+        "It does not hold at 10 tokens: do not use it there. It is off by 14 % at 1,000 tokens, "
+        "too."
+    )
+
+
+def test_a_disturbed_run_is_left_out_where_enough_others_are_left() -> None:
+    steps = pd.DataFrame({"row": [0, 0, 1, 2], "disturbed": [True, True, False, False]})
+    assert list(of_quiet_runs(steps, steps.row).row) == [1, 2]
+    two_runs = steps[steps.row < 2]
+    assert list(of_quiet_runs(two_runs, two_runs.row).row) == [0, 0, 1]
 
 
 def test_both_phases_that_gain_the_same_are_told_so() -> None:

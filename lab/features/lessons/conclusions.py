@@ -18,6 +18,7 @@ from lab.features.lessons.timed import (
     compared,
     experiment_advice,
     figures,
+    of_quiet_runs,
     rows,
     timed_runs,
     times_of,
@@ -50,7 +51,8 @@ def say(conclusion: str | Judgement) -> None:
 def along_answers(records: Sequence[Record]) -> None:
     """Say for each prompt length whether the tokens of an answer become dearer."""
     answers = table.steps(timed_runs(records)).query("generated > 1")
-    for n_prompt, of_length in answers.groupby("n_prompt"):
+    for n_prompt, of_all_runs in answers.groupby("n_prompt"):
+        of_length = of_quiet_runs(of_all_runs, of_all_runs.row)
         n_end = min(N_EARLY, int(of_length.generated.max()) // 2)
         is_early = of_length.generated <= 1 + n_end
         is_late = of_length.generated > of_length.generated.max() - n_end

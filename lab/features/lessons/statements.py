@@ -225,6 +225,10 @@ def law_holds(
     if not misses:
         return Judgement(subject, HOLDS, f"{sentence} It holds there within {NEAR_PERCENT}.")
     sentence += f" It does not hold at {join_and(misses)} tokens: do not use it there."
+    if off:
+        sentence += f" It is off by {join_and(off)}, too."
+    if unsure:
+        sentence += f" The runs at {join_and(unsure)} tokens differ too much to tell."
     return Judgement(subject, FAILS, sentence)
 
 

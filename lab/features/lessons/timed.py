@@ -68,10 +68,18 @@ def times_of(records: Sequence[Record], figure: str) -> dict[int, list[float]]:
     enough of the others are left."""
     of_lengths: dict[int, list[float]] = {}
     for n_prompt, of_length in table.runs(timed_runs(records)).groupby("n_prompt"):
-        quiet = of_length[~of_length.disturbed]
-        usable = quiet if len(quiet) >= statements.FEWEST_RUNS else of_length
-        of_lengths[int(n_prompt)] = list(usable[figure])
+        quiet = of_quiet_runs(of_length, of_length.index.to_series())
+        of_lengths[int(n_prompt)] = list(quiet[figure])
     return of_lengths
+
+
+def of_quiet_runs(of_length: pd.DataFrame, runs: pd.Series) -> pd.DataFrame:
+    """Rows of one prompt length, without those of disturbed runs where enough of the others are
+    left. `runs`: the run of each row."""
+    is_quiet = ~of_length.disturbed
+    if runs[is_quiet].nunique() < statements.FEWEST_RUNS:
+        return of_length
+    return of_length[is_quiet]
 
 
 def ratios(
