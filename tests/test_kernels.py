@@ -311,6 +311,14 @@ def test_a_late_machine_times_sure_kernels_once(
     assert "kernel 5 of 5" in shown[-1].doing
 
 
+def test_with_a_quota_others_may_use_the_cores_that_kernels_leave_free() -> None:
+    here = dataclasses.replace(MACHINE, n_cores_usable=4, cpu_quota=4.0, n_cores_affinity=64)
+    probe = dataclasses.replace(small(MUL_MAT, "Q4_0", 1), n_threads=4)
+    engine: Any = Counting(unsteady=())
+    session = measuring.ProbeSession(engine, Where(here), None, [probe])
+    assert session.n_free == 60
+
+
 def test_no_third_round_after_more_than_twice_the_announced_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from lab.core.record import (
     NoiseSamples,
     Record,
 )
-from lab.runner import disturbances, noise_watch
+from lab.runner import disturbances, machine, noise_watch
 from lab.runner.noise_watch import EnergyCounter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import table
 from lab.show.section import Section
@@ -154,6 +154,51 @@ def test_with_a_quota_others_may_use_the_cores_that_the_process_may_run_on(
     run = watched([round(100 * cores_used)] * 20)
     record = make_record(run, machine=here, settings=settings)
     assert (disturbances.OTHERS in disturbances.disturbances(record)) == is_disturbed
+
+
+QUOTA_OF_FOUR = dataclasses.replace(
+    MACHINE, n_cores_physical=64, n_cores_usable=4, cpu_quota=4.0, n_cores_affinity=64
+)
+FOUR_THREADS = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
+
+
+@pytest.mark.parametrize(
+    ("cores_used", "before", "missing"),
+    [
+        (3, "", ""),
+        (60, "", ""),
+        (62, "Other programs use about 62 of 64 cores", "only 2 cores were free for 4 threads"),
+    ],
+)
+def test_with_a_quota_the_look_before_the_first_run_agrees_with_the_runs(
+    cores_used: int, before: str, missing: str
+) -> None:
+    """A quota of 4 of 64 cores: the samples count others on all 64."""
+    run = watched([100 * cores_used] * 20)
+    record = make_record(run, machine=QUOTA_OF_FOUR, settings=FOUR_THREADS)
+    assert run.noise is not None
+    seen = disturbances.seen_before(run.noise, QUOTA_OF_FOUR, record.model, FOUR_THREADS)
+    assert seen.startswith(before)
+    assert bool(seen) == bool(before)
+    clauses = "; ".join(disturbances.sentences([record]))
+    assert missing in clauses
+    assert bool(clauses) == bool(missing)
+
+
+def test_the_cores_that_a_quota_allows_are_not_those_that_are_watched() -> None:
+    here = QUOTA_OF_FOUR
+    assert machine.n_cores_allowed(here) == 4
+    assert machine.n_cores_watched(here) == 64
+    assert machine.n_cores_free(here, taken=3) == 4
+    assert machine.n_cores_free(here, taken=62) == 2
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "words"),
+    [(1, "1 core"), (0.05, "0.05 cores"), (2.5, "2.5 cores"), (128, "128 cores")],
+)
+def test_cores_are_written_as_a_plain_number(n_cores: float, words: str) -> None:
+    assert machine.cores_in_words(n_cores) == words
 
 
 def test_a_used_up_quota_is_seen() -> None:

@@ -133,8 +133,8 @@ class ProbeSession:
         self.disturbed = ""
         self.passes: dict[ProbeKey, list[Rate]] = collections.defaultdict(list)
         self.n_threads = max(probe.n_threads for probe in todo)
-        n_cores = machine.cores(where.machine) or self.n_threads
-        self.n_free = max(0.0, n_cores - self.n_threads)
+        n_watched = machine.n_cores_watched(where.machine) or self.n_threads
+        self.n_free = max(0.0, n_watched - self.n_threads)
 
     def measure(self, forecast: ProbeForecast, watch: ShowStatus) -> None:
         for _ in range(ROUNDS):

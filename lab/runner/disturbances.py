@@ -193,12 +193,12 @@ def _limit_of_others(record: Record, cores_used: float) -> float:
     If two logical cores share a physical core, load on the second slows the first, but by less than
     a whole core: it counts as a share of the run's threads.
     """
-    usable = n_cores(record)
-    if usable is None:
+    watched = machine.n_cores_watched(record.machine)
+    if watched is None:
         return cores_used
     threads = n_threads(record)
-    n_free = max(0.0, usable - threads)
-    n_physical = min(usable, record.machine.n_cores_physical or usable)
+    n_free = max(0.0, watched - threads)
+    n_physical = min(watched, record.machine.n_cores_physical or watched)
     physical_free = max(0.0, n_physical - threads)
     scaled = physical_free + cores_used * threads / N_JUDGED
     return max(physical_free + cores_used, min(n_free, scaled))
@@ -219,23 +219,12 @@ def busy_threads(settings: Settings, model: Model) -> int:
 def seen_before(noise: Noise, here: Machine, model: Model, settings: Settings) -> str:
     """What other programs will do to a session, seen before its first run; "" if nothing."""
     samples = _judged_samples(noise)
-    usable = machine.cores(here)
-    if samples is None or usable is None:
+    watched = machine.n_cores_watched(here)
+    if samples is None or watched is None:
         return ""
     used = cores(samples, samples.others_ms).mean
     n_busy = busy_threads(settings, model)
-    return waiting.before_first_run(noise.threads, settings, n_busy, usable, used)
-
-
-def n_cores(record: Record) -> float | None:
-    """Logical cores whose CPU time was watched: those that the process may run on.
-
-    With a CPU quota, records of older versions tell only the machine's physical cores.
-    """
-    here = record.machine
-    if here.cpu_quota is None:
-        return here.n_cores_usable
-    return here.n_cores_affinity or here.n_cores_physical
+    return waiting.before_first_run(noise.threads, settings, n_busy, watched, used)
 
 
 def during(noise: Noise, n_free: float) -> str:
@@ -304,15 +293,13 @@ def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
 def _free_cores(record: Record) -> float | None:
     """Cores that were free in the worst second of a run, or over the whole run; None if unknown."""
     samples = _judged_samples(record.run.noise)
-    usable = n_cores(record)
-    if samples is None or usable is None:
+    if samples is None:
         return None
     columns = [
         column for column in (samples.others_ms, samples.steal_ms) if column is not None
     ]
     taken_ms = [sum(row) for row in zip(*columns, strict=True)]
-    n_free = usable - max(cores(samples, taken_ms))
-    return min(n_free, record.machine.cpu_quota or math.inf)
+    return machine.n_cores_free(record.machine, max(cores(samples, taken_ms)))
 
 
 def n_disturbed(records: Iterable[Record]) -> int:

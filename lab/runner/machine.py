@@ -89,11 +89,31 @@ def _power() -> str | None:
     return "mains" if battery.power_plugged else "battery"
 
 
-def cores(machine: Machine) -> float | None:
-    """Logical cores that the lab may use there, a fraction with a CPU quota; None if unknown."""
+def n_cores_allowed(machine: Machine) -> float | None:
+    """Logical cores whose time the lab may use there, a fraction with a CPU quota; None if
+    unknown."""
     if machine.cpu_quota is not None:
         return machine.cpu_quota
     return machine.n_cores_usable
+
+
+def n_cores_watched(machine: Machine) -> float | None:
+    """Logical cores that the lab may run on there, whatever its quota: samples of noise count the
+    CPU time of others on all of them. None if unknown.
+
+    With a CPU quota, records of older versions tell only the machine's physical cores.
+    """
+    if machine.cpu_quota is None:
+        return machine.n_cores_usable
+    return machine.n_cores_affinity or machine.n_cores_physical
+
+
+def n_cores_free(machine: Machine, taken: float) -> float | None:
+    """Cores that the lab can use while others take so many of those watched; None if unknown."""
+    watched = n_cores_watched(machine)
+    if watched is None:
+        return None
+    return min(watched - taken, machine.cpu_quota or math.inf)
 
 
 def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -181,7 +201,7 @@ def named(machine: Machine, devices: Sequence[Device]) -> str:
     if devices:
         return in_words(devices)
     name = machine.cpu or "unknown CPU"
-    n_cores = cores(machine)
+    n_cores = n_cores_allowed(machine)
     if n_cores:
         return f"{name}, {cores_in_words(n_cores)}"
     return name
@@ -189,7 +209,7 @@ def named(machine: Machine, devices: Sequence[Device]) -> str:
 
 def cores_in_words(n_cores: float) -> str:
     """Such as `1 core`, `2.5 cores`."""
-    text = f"{n_cores:.2g}"
+    text = f"{n_cores:.0f}" if n_cores >= 10 else f"{n_cores:.2g}"
     return f"{text} core" if text == "1" else f"{text} cores"
 
 

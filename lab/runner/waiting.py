@@ -72,7 +72,7 @@ def before_first_run(
     threads: Threads | None, settings: Settings, n_busy: int, n_cores: float, used: float
 ) -> str:
     """What another program will do to `n_busy` threads, seen while the model was loaded and warmed
-    up; "" if there is none. `used`: the cores that others used."""
+    up; "" if there is none. `used`: the cores that others used of the `n_cores` watched."""
     if n_busy < 2 or not spins_long(settings):
         return ""
     advice = f"{cure(settings)}."
@@ -86,7 +86,7 @@ def before_first_run(
         return ""
     n_used = max(1, round(min(used, n_cores)))
     return (
-        f"Other programs use about {n_used} of {n_cores:.2g} cores."
+        f"Other programs use about {n_used} of {n_cores:.0f} cores."
         f" {plural(n_busy, 'thread')} of llama.cpp need a core each and spin while they wait, so"
         f" steps can take many times as long: {advice}"
     )
