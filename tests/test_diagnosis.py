@@ -122,7 +122,7 @@ def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
     assert getattr(crash.settings, field) != value
     assert {getattr(record.settings, field) for record in following} == {value}
     assert {record.run.status for record in following} == {OK}
-    (note,) = filter(None, (status.note for status in seen))
+    (note,) = [status.note for status in seen if option in (status.note or "")]
     assert note == crash.run.error
     assert f"The session continues with {option}" in note
 
