@@ -66,14 +66,27 @@ def test_a_killed_engine_is_known_to_be_dead_behind_a_launcher(launcher: Path) -
         assert worker.quantizations()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_a_kill_from_outside_is_no_native_crash_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr("lab.process.worker._CHILD", code)
+    with Worker() as worker, pytest.raises(WorkerDied, match="killed from outside") as death:
+        worker.quantizations()
+    assert not death.value.is_native_crash
+    assert "a smaller model" in death.value.hint
+
+
 def test_a_child_that_never_starts_has_a_process_id_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lab.process.worker._CHILD", "raise SystemExit(3)")
     with Worker() as worker:
         assert worker.pid == worker._process.pid
-        with pytest.raises(WorkerDied, match="exit status 3"):
+        with pytest.raises(WorkerDied, match="exit status 3") as death:
             worker.quantizations()
+        assert not death.value.hint
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs sessions")

@@ -56,7 +56,7 @@ LOAD = "load"
 # The status of a run
 OK = "ok"
 FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
-CRASHED = "crashed"  # the engine's process died
+CRASHED = "crashed"  # the engine's process ended: by a crash, or killed from outside
 
 # What joules cover
 PACKAGE = "package"  # the CPUs

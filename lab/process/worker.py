@@ -57,6 +57,9 @@ CRASH_SIGNALS = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT")
 CRASH_CODES = (0xC0000005, 0xC000001D, 0xC0000094)
 """Windows: access violation, illegal instruction, division by zero."""
 
+SIGKILLED = -9  # the exit status of a process that was killed on Linux and macOS
+KILLED_HINT = "If memory ran out, close other programs, or use a smaller model or shorter prompts."
+
 _CHILD = "from lab.engine.child import serve; serve()"
 
 
@@ -68,8 +71,9 @@ class WorkerDied(LabError):
         self.status = status
 
     @property
-    def is_crash(self) -> bool:
-        """Whether native code crashed or aborted; a kill from outside does not count."""
+    def is_native_crash(self) -> bool:
+        """Whether native code crashed or aborted, which can be diagnosed; a kill from outside
+        cannot."""
         if self.status is None or self.status >= 0:
             return self.status in CRASH_CODES
         signals = {number.value: number.name for number in signal.Signals}
@@ -307,7 +311,8 @@ class Worker:
             return WorkerDied(server_lost, "Start the server again: lab rpc-server")
         stderr = self._stderr_path.read_text(encoding="utf-8", errors="replace")
         lines = stderr.strip().splitlines()
-        return WorkerDied(cause_of_death("The engine's process", status, lines), status=status)
+        hint = KILLED_HINT if status == SIGKILLED else ""
+        return WorkerDied(cause_of_death("The engine's process", status, lines), hint, status)
 
 
 def _new_progress(path: Path) -> memoryview[int]:

@@ -95,7 +95,7 @@ def of_worker(worker: Worker) -> Build:
     try:
         build = worker.build
     except WorkerDied as death:
-        if not death.is_crash:
+        if not death.is_native_crash:
             raise
         what = f"{death.what} llama.cpp crashed at its start, like a build for another CPU."
         raise LabError(what, hint) from None

@@ -136,7 +136,7 @@ def _attempt(worker: Worker, until: float, job: Callable[[], None]) -> bool | No
         with worker.ended_after(seconds):
             job()
     except WorkerDied as death:
-        return False if death.is_crash else None
+        return False if death.is_native_crash else None
     except LabError:
         return None
     return True

@@ -282,7 +282,7 @@ class WarmEngine:
         try:
             yield
         except WorkerDied as death:
-            if self.diagnosed or not death.is_crash:
+            if self.diagnosed or not death.is_native_crash:
                 raise
             limit = f"at most {DIAGNOSIS_S:.0f} s"
             self.reporter.report_status(f"{death.what} Looking for the cause ({limit})")

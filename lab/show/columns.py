@@ -15,7 +15,7 @@ OF_BOTH = {
     "warmup": "whether it is a warm-up, which does not count",
     "disturbed": "whether other work disturbed it",
     "case": "the case of an experiment, in words",
-    "status": "ok, failed or crashed",
+    "status": "ok, failed (an error) or crashed (the engine's process ended, or was killed)",
 }
 OF_RUNS = {
     "block": "the block of `lab.ab`",
