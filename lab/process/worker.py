@@ -58,7 +58,9 @@ CRASH_CODES = (0xC0000005, 0xC000001D, 0xC0000094)
 """Windows: access violation, illegal instruction, division by zero."""
 
 SIGKILLED = -9  # the exit status of a process that was killed on Linux and macOS
-KILLED_HINT = "If memory ran out, close other programs, or use a smaller model or shorter prompts."
+KILLED_HINT = (
+    "If memory ran out, close other programs, or use a smaller model or shorter prompts."
+)
 
 _CHILD = "from lab.engine.child import serve; serve()"
 
