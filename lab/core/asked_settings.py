@@ -19,6 +19,7 @@ from typing import Any
 from lab.errors import LabError
 
 UNPACKED_TYPES = ("f16", "bf16", "f32")  # of values that plain attention can read
+WITHOUT_FLASH = ("grok",)  # architectures for which llama.cpp switches flash attention off
 STEP = "step"
 END = "end"
 AUTO = "auto"

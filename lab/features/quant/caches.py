@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core import memory
-from lab.core.asked_settings import parts, table
+from lab.core.asked_settings import UNPACKED_TYPES, WITHOUT_FLASH, parts, table
 from lab.core.attention import attention_by_layer, attention_layers
 from lab.core.matrices import BLOCKS
 from lab.core.record import Model
@@ -17,7 +17,6 @@ from lab.errors import LabError
 
 TYPES = "f16,q8_0,q4_0"  # compared if the user names none
 EXAMPLE = "--cache f16,q8_0"
-EXACT = ("f32", "f16", "bf16")
 SPELLINGS = {
     "fp16": "f16",
     "half": "f16",
@@ -33,7 +32,6 @@ SPELLINGS = {
 }
 """What people write for a type that llama.cpp calls otherwise."""
 
-WITHOUT_FLASH = ("grok",)  # architectures for which llama.cpp switches flash attention off
 ROTATED = re.compile(r"attn_rot_([kv]) = 1\b|([kv])_cache_hadam\w*\s*=\s*(?:1|true)\b")
 OFF = "force disabled"
 
@@ -51,7 +49,7 @@ class CacheTypes:
 
     @property
     def is_exact(self) -> bool:
-        return self.k in EXACT and self.v in EXACT
+        return self.k in UNPACKED_TYPES and self.v in UNPACKED_TYPES
 
     @property
     def settings(self) -> dict[str, str]:
@@ -67,7 +65,7 @@ def types_of(option: str | Sequence[str]) -> list[CacheTypes]:
         what = f"--cache has one type, {only}: there is nothing to compare it with."
         if not only:
             what = "--cache names no type."
-        candidate = "q8_0" if only in ("", *EXACT) else only
+        candidate = "q8_0" if only in ("", *UNPACKED_TYPES) else only
         hint = f"Name at least two, the reference first: --cache f16,{candidate}"
         raise LabError(what, hint)
     if len(set(types)) < len(types):
@@ -125,7 +123,7 @@ def check(types: Sequence[CacheTypes], settings: dict[str, Any]) -> None:
                 f"{option} is given beside --cache, which sets the types.",
                 "Leave one of them out; K:V names both: --cache f16,q8_0:q4_0",
             )
-    quantized = [pair for pair in types if pair.v not in EXACT]
+    quantized = [pair for pair in types if pair.v not in UNPACKED_TYPES]
     if settings.get("flash_attn") == "off" and quantized:
         pair = quantized[0]
         raise LabError(
@@ -162,7 +160,7 @@ def refusal(pair: CacheTypes, model: Model) -> str:
     """Why llama.cpp refuses the types for a model; "" if it does not, or that is not known."""
     if model.values_in_keys and pair.k != pair.v:
         return "its keys hold the values, so both need one type"
-    if model.arch in WITHOUT_FLASH and pair.v not in EXACT:
+    if model.arch in WITHOUT_FLASH and pair.v not in UNPACKED_TYPES:
         return "it switches flash attention off, which a quantized V needs"
     for heads in attention_layers(model) or ():
         for kind, width in ((pair.k, heads.head_dim), (pair.v, heads.head_dim_v)):

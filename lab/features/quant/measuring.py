@@ -58,7 +58,6 @@ FLOOR = "noise floor"
 QUALITY_SHARE = 0.6  # of the budget; the rest is for speed
 FEWEST_BLOCKS = 2  # of speed, whatever the budget
 FEWEST_LONG_BLOCKS = 1  # the same with --cache
-UNQUANTIZED = ("f16", "bf16", "f32")
 
 
 class QuantSettings(CommonSettings, total=False):
@@ -408,7 +407,7 @@ def is_narrow(scores: list[Divergence]) -> bool:
 def other_settings(settings: Settings, n_chunk: int) -> Settings:
     """Settings that should not change predictions: half the ubatch, flash attention on or off."""
     flash_attn = settings.flash_attn
-    if settings.type_v in UNQUANTIZED:  # llama.cpp: a quantized V needs flash attention
+    if settings.can_be_plain:
         flash_attn = "off" if settings.uses_flash else "on"
     n_ubatch = max(1, min(settings.n_ubatch, n_chunk, texts.N_STRETCH) // 2)
     return replace(
