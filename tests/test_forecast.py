@@ -13,7 +13,7 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Rate, Record
 from lab.models import catalog, synthetic
-from lab.process.wire import Probe
+from lab.process.wire import ATTENTION, PLAIN_ATTENTION, Probe
 from lab.runner import pace, trial
 from lab.runner.attention_probe import time_attention
 from lab.runner.cases import Case, measured_run
@@ -145,7 +145,28 @@ def test_a_session_times_attention_first_and_runs_without_it_where_that_fails(
     assert time_attention(worker, plan) == AttentionRates(1e-9, 1e-9)
     assert [(one.n_tokens, one.n_positions) for one in probed] == [(64, 2005), (1, 2005)]
     assert fake_worker.starts == n_starts + 1
+    assert {one.op for one in probed} == {ATTENTION}
     assert time_attention(worker, make_plan(worker, "10", 5, 1, model=str(model))) is None
+
+
+def test_attention_of_an_architecture_without_flash_attention_is_timed_as_it_will_run(
+    fake_worker: FakeWorker,
+    tmp_path: Path,
+) -> None:
+    """Of auto llama.cpp makes off for Grok, whatever the device."""
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+    fake_worker.model = dataclasses.replace(fake_worker.model, arch="grok")
+    ops: list[str] = []
+
+    def probe(asked: Probe) -> Rate:
+        ops.append(asked.op)
+        return Rate(asked.op, asked.type, "CPU", 4, 16, 1, 1, 10**6, 10**6, (10**6,))
+
+    fake_worker.probe = probe  # type: ignore[method-assign, assignment]
+    plan = make_plan(fake_worker, "2000", 5, 1, model=str(model))
+    time_attention(fake_worker, plan)
+    assert ops == [PLAIN_ATTENTION] * 2
 
 
 def test_a_case_that_was_run_takes_as_long_as_it_took() -> None:

@@ -167,7 +167,11 @@ FOUR_THREADS = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
     [
         (3, "", ""),
         (60, "", ""),
-        (62, "Other programs use about 62 of 64 cores", "only 2 cores were free for 4 threads"),
+        (
+            62,
+            "Other programs use about 62 of 64 cores",
+            "only 2 cores were free for 4 threads",
+        ),
     ],
 )
 def test_with_a_quota_the_look_before_the_first_run_agrees_with_the_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import random
@@ -13,7 +14,7 @@ import pytest
 
 from lab.app.options import seconds_of
 from lab.core import results
-from lab.core.record import OK, Record, Settings
+from lab.core.record import OK, Device, Record, Settings
 from lab.core.script import Script, shapes
 from lab.errors import LabError
 from lab.features.tune import figures, measuring, planning, section
@@ -268,6 +269,58 @@ def test_only_allow_lossy_tries_settings_that_change_what_the_model_writes(tiny:
 def test_attention_of_the_other_kind_is_tried_first(tiny: str) -> None:
     assert choices_of(tiny, allow_lossy=False)[0] == (("flash_attn", "off"),)
     assert choices_of(tiny, allow_lossy=True)[0] == (("flash_attn", "off"),)
+
+
+CARD = Device("CUDA0", "A GPU", "gpu", 10**10)
+
+
+@pytest.fixture
+def with_card(fake_worker: FakeWorker) -> FakeWorker:
+    fake_worker.build = dataclasses.replace(fake_worker.build, devices=(CARD,))
+    fake_worker.free = {"CUDA0": 10**10}
+    return fake_worker
+
+
+@pytest.mark.parametrize(
+    ("resolved", "asked", "expected"),
+    [
+        ("on", {}, ["off"]),
+        ("off", {}, ["on"]),
+        (None, {}, ["off", "on"]),  # llama.cpp did not say what it chose
+        ("off", {"device": "none"}, ["off"]),  # the CPU computes it: not asked
+        ("on", {"flash_attn": "off"}, ["on"]),
+    ],
+)
+def test_the_kind_of_attention_that_auto_does_not_choose_is_tried(
+    with_card: FakeWorker,
+    tiny: str,
+    resolved: str | None,
+    asked: dict[str, Any],
+    expected: list[str],
+) -> None:
+    with_card.resolve = lambda settings: resolved
+    default = make_plan(with_card, [20], 4, 1, model=tiny, **asked)
+    assert planning.other_attention(with_card, default) == expected
+
+
+def test_an_architecture_without_flash_attention_has_no_other_kind(
+    with_card: FakeWorker, tiny: str
+) -> None:
+    with_card.model = dataclasses.replace(with_card.model, arch="grok")
+    default = make_plan(with_card, [20], 4, 1, model=tiny)
+    assert planning.other_attention(with_card, default) == []
+    assert with_card.loads == 0
+
+
+def test_both_kinds_of_attention_are_tried_where_no_context_can_be_made(
+    with_card: FakeWorker, tiny: str
+) -> None:
+    def refuse(n_ctx: int) -> None:
+        raise died()
+
+    with_card.on_context = refuse
+    default = make_plan(with_card, [20], 4, 1, model=tiny)
+    assert planning.other_attention(with_card, default) == ["off", "on"]
 
 
 def test_packed_values_are_tried_only_with_flash_attention(tiny: str) -> None:

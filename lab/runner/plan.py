@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 from lab.core import arguments, sampling
 from lab.core.arguments import Numbers
-from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits, table
+from lab.core.asked_settings import (
+    AUTO,
+    WITHOUT_FLASH,
+    AskedSettings,
+    check_number,
+    in_digits,
+    table,
+)
 from lab.core.lists import join_and, plural
 from lab.core.memory import Tensor
 from lab.core.record import Machine, Model, Settings
@@ -233,6 +240,8 @@ def _settings(
         "prompt_sha256": source.sha256,
         "kv_unified": asked.is_unified,
     }
+    if model.arch in WITHOUT_FLASH:
+        fields["flash_attn_resolved"] = "off"
     fields |= placement.settings(asked, n_offloaded, here.devices, model)
     return Settings(**fields)
 

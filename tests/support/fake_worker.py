@@ -98,6 +98,7 @@ class FakeWorker(Interface):
         self.on_run: Callable[[int, int], None] = lambda n_prompt, n_gen: None
         self.decode_ms: Callable[[], float] = lambda: 10
         self.on_context: Callable[[int], None] = lambda n_ctx: None
+        self.resolve: Callable[[Settings], str | None] = lambda settings: "on"
 
     def __enter__(self) -> FakeWorker:
         return self
@@ -146,7 +147,7 @@ class FakeWorker(Interface):
     def new_context(self, asked: Settings) -> Settings:
         self.on_context(asked.n_ctx)
         self.contexts.append(asked.n_ctx)
-        return dataclasses.replace(asked, flash_attn_resolved="on")
+        return dataclasses.replace(asked, flash_attn_resolved=self.resolve(asked))
 
     def placement(self) -> Placement:
         return Placement(

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from lab.app.options import seconds_of
-from lab.core.asked_settings import SLEEP, check_number, defaults, table
+from lab.core.asked_settings import AUTO, SLEEP, WITHOUT_FLASH, check_number, defaults, table
 from lab.errors import LabError
 from lab.features.tune.choices import LOSSY, NO_CHANGE, Choice, TunedPhase, phases_of
 from lab.features.tune.lines import CONFIRM, GOALS, REQUEST, SEARCH, TPOT
@@ -108,7 +108,9 @@ def plan(
         raise LabError(reasons, "Use a shorter prompt or a smaller model.")
     phases = phases_of(goal, gen, sequences > 1)
     tune_plan = TunePlan(budget_s, request, default, (), phases, beside)
-    possible = possible_values(worker, tune_plan, space(default, allow_lossy, beside))
+    values = space(default, allow_lossy, beside)
+    values["flash_attn"] = other_attention(worker, default)
+    possible = possible_values(worker, tune_plan, values)
     candidates = itertools.islice(combinations(possible), MOST_CHOICES)
     choices = Search(candidates, phases).choices[1:]
     if not choices:
@@ -175,7 +177,6 @@ def space(default: Plan, allow_lossy: bool, n_beside: int = 0) -> dict[str, list
     has_layers_on_cpu = not devices or settings.n_gpu_layers <= n_layer
     values: dict[str, list[Any]] = {
         "ubatch": ubatches(default),
-        "flash_attn": ["off"] if settings.uses_flash else ["on"],
         "mmap": [False],
     }
     if has_layers_on_cpu:
@@ -196,6 +197,34 @@ def space(default: Plan, allow_lossy: bool, n_beside: int = 0) -> dict[str, list
     if allow_lossy:
         values |= lossy_values(default)
     return values
+
+
+def other_attention(worker: Worker, default: Plan) -> list[str]:
+    """The kind of attention that the default does not use; both if nothing says which it uses."""
+    if default.model.arch in WITHOUT_FLASH:
+        return []
+    used = attention_used(worker, default)
+    return [value for value in ("off", "on") if value != used]
+
+
+def attention_used(worker: Worker, default: Plan) -> str | None:
+    """Flash attention of the default: on or off; None if llama.cpp does not say what it chose.
+
+    Of auto the CPU makes on. A device may have no kernel for it: only a context tells.
+    """
+    settings = default.settings
+    if settings.flash_attn != AUTO:
+        return settings.flash_attn
+    if not machine.used(default.machine, settings):
+        return "on"
+    try:
+        worker.use(default.setup)
+        worker.load(default.file.path, settings)
+        used = worker.new_context(settings).flash_attn_resolved
+    except LabError:  # the session itself will say what is wrong
+        used = None
+    worker.restart()
+    return used
 
 
 def ubatches(default: Plan) -> list[int]:
