@@ -60,6 +60,18 @@ def test_a_slow_kernel_is_named_with_both_rates_and_a_comparison_to_try() -> Non
     assert "lab ab '--flash-attn on' '--flash-attn off' --prompt-len 1500" in comparison
 
 
+def test_a_slow_kernel_is_not_named_where_nobody_said_which_it_was() -> None:
+    records = []
+    for record in session(SLOW):
+        settings = dataclasses.replace(
+            record.settings, flash_attn=None, flash_attn_resolved=None
+        )
+        records.append(dataclasses.replace(record, settings=settings))
+    clause = text_growth.because(records, DECODE)
+    assert "llama.cpp's attention is slow here" in clause
+    assert "--flash-attn" not in clause
+
+
 def test_prefill_has_the_same_law() -> None:
     slow = session(Plant(KERNEL, PREFILL, 0, 20))
     assert law(session(Plant()), PREFILL).verdict == SLOPE

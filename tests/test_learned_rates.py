@@ -290,6 +290,13 @@ def test_the_parts_of_a_prompt_of_one_token_counted_by_hand() -> None:
     at_once = datasheet.parts_of(MODEL, card, PREFILL, 1, 8, ("f16", "f16"))
     assert at_once == parts
     assert datasheet.case_for(MODEL, SETTINGS, card, PREFILL, 9).n_prompt == 9
+    for settings, expected in (
+        (dataclasses.replace(SETTINGS, flash_attn="auto", flash_attn_resolved=None), True),
+        (dataclasses.replace(SETTINGS, flash_attn="auto", flash_attn_resolved="off"), False),
+        (dataclasses.replace(SETTINGS, flash_attn=None, flash_attn_resolved=None), None),
+    ):
+        case = datasheet.case_for(MODEL, settings, card, PREFILL, 9)
+        assert case.flash_attn is expected
     assert datasheet.case_for(MODEL, SETTINGS, card, PREFILL, 9, n_past=3).n_prompt == 12
     without_peak = datasheet.parts_of_prompt(MODEL, CARD, 1, 8, ("f16", "f16"))
     assert math.isnan(without_peak.arithmetic)

@@ -104,6 +104,7 @@ def test_how_much_of_a_model_is_on_a_gpu(n_gpu_layers: int, offload: str) -> Non
         ({"n_gpu_layers": 3}, {PREFILL, DECODE}),
         ({"n_gpu_layers": 99}, set()),
         ({"flash_attn": "on"}, set()),
+        ({"flash_attn": None, "flash_attn_resolved": None}, {PREFILL, DECODE}),  # unknown
         ({"flash_attn": "off", "flash_attn_resolved": None}, {PREFILL, DECODE}),
         ({"n_ubatch": 256}, {PREFILL, DECODE}),
         ({"type_k": "q8_0"}, {PREFILL, DECODE}),

@@ -699,6 +699,9 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
     of_ollama = dataclasses.replace(record, model=dataclasses.replace(TINY, source="ollama"))
     for change in gains.changes(rows, of_ollama, best):
         assert change.label != "Q4_0 instead of Q8_0" or change.command is None
+    imported = dataclasses.replace(SETTINGS, flash_attn=None, flash_attn_resolved=None)
+    of_import = gains.changes(rows, dataclasses.replace(record, settings=imported), best)
+    assert [change.label for change in of_import] == ["Q4_0 instead of Q8_0"]
     off = dataclasses.replace(SETTINGS, flash_attn_resolved="off")
     new = StepKernels(TINY, off, best).total(1, 2000, 1).total_s
     assert changes["flash attention off instead of on"].best == pytest.approx(old / new)

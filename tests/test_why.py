@@ -343,6 +343,12 @@ def test_a_name_within_another_is_the_same_model_if_it_says_the_size(
     assert not setups.sameness(with_facts(fast, parameters=1_000_000_000), different)
 
 
+def test_unknown_flash_attention_of_a_record_is_no_fact() -> None:
+    imported = dataclasses.replace(SETTINGS, flash_attn=None, flash_attn_resolved=None)
+    assert "flash_attn" not in setups.facts_of(make_record(settings=imported), "tiny")
+    assert "flash_attn" in setups.facts_of(make_record(settings=SETTINGS), "tiny")
+
+
 def test_settings_of_llama_bench_need_no_measurement_where_they_are_equal(
     tmp_path: Path,
 ) -> None:

@@ -213,10 +213,19 @@ class Settings:
         return self.type_k or "f16", self.type_v or "f16"
 
     @property
-    def uses_flash(self) -> bool:
-        """Whether attention is flash attention. With auto llama.cpp uses it where the device
-        can."""
+    def stated_flash(self) -> bool | None:
+        """Whether attention is flash attention; None in imported results that do not say it.
+
+        With auto llama.cpp uses it where the device can.
+        """
+        if self.flash_attention is None:
+            return None
         return self.flash_attention != "off"
+
+    @property
+    def uses_flash(self) -> bool:
+        """Whether attention is flash attention; where it is unknown, it is counted as such."""
+        return self.stated_flash is not False
 
     @property
     def thread_wait(self) -> int | str | None:

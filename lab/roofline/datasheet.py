@@ -331,7 +331,7 @@ def case_for(
         runtime="llama.cpp",
         model=model.name,
         quantization=like.name if like else model.quantization or "",
-        flash_attn=settings.uses_flash,
+        flash_attn=settings.stated_flash,
         n_prompt=n + n_past,
         has_experts=bool(model.n_expert),
         parts=parts_of(model, device, phase, n, settings.n_ubatch, types, n_past),

@@ -181,7 +181,8 @@ def _alternatives(record: Record, ceilings: Ceilings) -> Iterator[Alternative]:
                 dataclasses.replace(settings, n_threads=n, n_threads_batch=n),
                 Option("--threads", settings.n_threads, n),
             )
-    if {ATTENTION, PLAIN_ATTENTION} <= _probed_attention(record, ceilings):
+    is_probed = {ATTENTION, PLAIN_ATTENTION} <= _probed_attention(record, ceilings)
+    if is_probed and settings.stated_flash is not None:
         before = "on" if settings.uses_flash else "off"
         after = "off" if settings.uses_flash else "on"
         yield Alternative(

@@ -368,7 +368,7 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Lear
         settings.type_k,
         settings.type_v,
         settings.repack,
-        settings.uses_flash,
+        settings.stated_flash,
         settings.n_cpu_moe,
         settings.kv_offload,
         settings.op_offload,

@@ -91,8 +91,12 @@ def _cost(law: Growth) -> str:
 
 
 def _slow_kernel(law: Growth, record: Record) -> str:
-    used = "on" if record.settings.uses_flash else "off"
-    kernel = f"llama.cpp's attention (--flash-attn {used}) is slow here{_heads(record)}"
+    options_of: dict[bool | None, str] = {
+        True: " (--flash-attn on)",
+        False: " (--flash-attn off)",
+    }
+    kind = options_of.get(record.settings.stated_flash, "")
+    kernel = f"llama.cpp's attention{kind} is slow here{_heads(record)}"
     limit = "arithmetic" if law.phase == PREFILL else "memory"
     return f"{limit} is not the limit: {_measured(law)}. {kernel}"
 

@@ -314,9 +314,8 @@ def settings_of(record: Record) -> dict[str, Any]:
         value = getattr(settings, setting.recorded)
         if value is not None and name not in ("prompt", "seed"):
             values[name] = value
-    values["flash_attn"] = settings.flash_attention
-    if values["flash_attn"] == "unknown":
-        values.pop("flash_attn")
+    if settings.flash_attention is not None:
+        values["flash_attn"] = settings.flash_attention
     values["kv_unified"] = "on" if settings.kv_unified else "off"
     if settings.wait_resolved is not None:
         values["wait"] = settings.thread_wait or DEFAULT
