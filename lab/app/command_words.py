@@ -31,7 +31,7 @@ def words_of_command(ctx: click.Context) -> list[str]:
     return command
 
 
-def _words_of_parameter(parameter: click.Parameter, value: Any) -> list[str]:
+def _words_of_parameter(parameter: click.Parameter, value: object) -> list[str]:
     if isinstance(value, bool) and getattr(parameter, "is_flag", False):
         flags = parameter.opts if value else parameter.secondary_opts
         return [max(flags, key=len)] if flags else []

@@ -24,7 +24,7 @@ COLUMNS = {"n_prompt": "prompt_len", "n_gen": "gen", "quiet": "watch", "verbose"
 IS_SETTINGS = "Unpack["  # the type of `**settings` names what may be given
 
 
-def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def public(name: str, function: Callable[..., object]) -> Callable[..., object]:
     """A public function as users call it: `lab.NAME`."""
 
     @functools.wraps(function)
@@ -41,7 +41,10 @@ def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bound(
-    name: str, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+    name: str,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    keywords: dict[str, object],
 ) -> inspect.BoundArguments:
     """The arguments of a call as plain values. TypeError for those that it does not have."""
     signature = inspect.signature(function)
@@ -74,7 +77,7 @@ def _bound(
     return bound
 
 
-def _keywords_of(function: Callable[..., Any], annotation: str) -> dict[str, str]:
+def _keywords_of(function: Callable[..., object], annotation: str) -> dict[str, str]:
     """The keywords of a function's settings with their declared types."""
     name = annotation.removeprefix(IS_SETTINGS).removesuffix("]")
     module = vars(sys.modules[function.__module__])
@@ -99,7 +102,7 @@ def _refuse_unknown(begin: str, names: Iterable[str], known_names: list[str]) ->
         raise TypeError(f"{begin} {name!r}.{hint}")
 
 
-def _read(name: str, value: Any, annotation: str) -> Any:
+def _read(name: str, value: object, annotation: str) -> object:
     """An argument as its declared type says; types that are not listed are left alone."""
     declared = annotation.split(" | ")
     if value is None and "None" in declared:

@@ -16,7 +16,7 @@ import click
 
 from lab.app.command_words import words_of_values
 from lab.app.help import Command
-from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, with_options
+from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, Option, with_options
 from lab.app.running import carry_out
 from lab.app.server import REACHING, TIMEOUT, URL, check_side, given, of_engine
 from lab.core import shown
@@ -70,7 +70,7 @@ class ExperimentTable:
     title: str
     columns: Columns
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
-    conclude: Callable[[Sequence[Any], Sequence[Record]], list[str]]
+    conclude: Callable[[Sequence[object], Sequence[Record]], list[str]]
     draw: Callable[[Sequence[Any], Sequence[Record], str, Figure], None] | None = None
     topic: str = ""  # of the picture
     finding: Callable[[Sequence[Any]], str | None] | None = None
@@ -92,7 +92,7 @@ class Experiment:
     chapter: str  # on a page with several kinds of results
     about: str  # the help of the command
     plan: MakesPlan
-    options: Sequence[Callable[..., Any]]  # besides those of the engine and of the output
+    options: Sequence[Option]  # besides those of the engine and of the output
     main_options: tuple[str, ...]  # that the help shows first
     tables: tuple[ExperimentTable, ...]
     saves_states: bool = False  # then the plan gets a `folder` for them
@@ -106,7 +106,7 @@ class Experiment:
 
         @click.pass_context
         @with_options(*options)
-        def command(context: click.Context, url: str | None = None, **options: Any) -> None:
+        def command(context: click.Context, /, url: str | None = None, **options: Any) -> None:
             check_side(given(context), url)
             if url is not None and self.through_server is not None:
                 self.through_server(context, url, options)
@@ -219,7 +219,7 @@ def section(
 
 
 def headline(
-    shown_table: ExperimentTable, rows: Sequence[Any], records: Sequence[Record]
+    shown_table: ExperimentTable, rows: Sequence[object], records: Sequence[Record]
 ) -> str:
     """What the picture shows: its finding, or else its topic."""
     if shown_table.finding is None or not rows or is_doubtful(records):

@@ -44,7 +44,7 @@ def as_rows(table: pd.DataFrame) -> list[Any]:
     return list(cells.where(cells.notna(), None).itertuples(index=False, name="Row"))
 
 
-def first_difference(ids: Sequence[Any], reference: Sequence[Any]) -> int | None:
+def first_difference(ids: Sequence[object], reference: Sequence[object]) -> int | None:
     """The first position at which two answers to a prompt differ; None if they agree as far as both
     go.
     """
@@ -75,7 +75,7 @@ def prediction_errors(
 def plot_series(
     ax: Axes,
     name: str,
-    style: dict[str, Any],
+    style: dict[str, object],
     measured: Iterable[MeasuredPoint],
     medians: Iterable[Point],
     predicted: Iterable[Point],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import click
 
@@ -12,6 +12,14 @@ from lab.core import arguments, sampling, shell
 from lab.core.arguments import Share, Time
 from lab.core.asked_settings import flag, in_digits, table
 from lab.errors import LabError
+
+Decorated = TypeVar("Decorated", bound=Callable[..., object] | click.Command)
+
+
+class Option(Protocol):
+    """A decorator that gives a command an option."""
+
+    def __call__(self, command: Decorated, /) -> Decorated: ...
 
 
 class Unstored(click.Option):
@@ -31,14 +39,14 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     After a ValueError the message says what the text is not (`is_not`).
     """
 
-    def __init__(self, name: str, parse: Callable[[str], Any], is_not: str) -> None:
+    def __init__(self, name: str, parse: Callable[[str], object], is_not: str) -> None:
         self.name = name
         self.parse = parse
         self.is_not = is_not
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         try:
             return self.parse(str(value).strip())
         except ValueError:
@@ -82,7 +90,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         self.least_s = least_s
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         return seconds_of(value, self.least_s)
 
@@ -90,7 +98,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 DURATION = Duration()
 
 
-def setting_option(name: str, default: object = None) -> Callable[..., Any]:
+def setting_option(name: str, default: object = None) -> Option:
     """The option of a setting, from the table of settings, unless with another default."""
     setting = table()[name]
     default = default or setting.default
@@ -116,7 +124,7 @@ class Words(click.Choice[str]):
     """One of some words, also as llama.cpp and llama-bench spell them: `-fa 1`, `-ctk Q8_0`."""
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         word = str(value).strip().lower()
         return super().convert(arguments.SWITCHES.get(word, word), param, ctx)
@@ -199,36 +207,36 @@ SAMPLING = [
 """How tokens are chosen. Without any of these options: greedy."""
 
 
-def as_json_option(instead_of: str = "table", help: str = "") -> Callable[..., Any]:
+def as_json_option(instead_of: str = "table", help: str = "") -> Option:
     help = help or f"One JSON document on stdout instead of the {instead_of}."
     return click.option("--json", "as_json", cls=Unstored, is_flag=True, help=help)
 
 
-def out_option(help: str) -> Callable[..., Any]:
+def out_option(help: str) -> Option:
     return click.option(
         "--out", "-o", cls=Unstored, default="results", show_default=True, help=help
     )
 
 
-def lengths_option(default: str, help: str) -> Callable[..., Any]:
+def lengths_option(default: str, help: str) -> Option:
     """Several prompt lengths, in the words of `parse_lengths`."""
     return click.option("--prompt-len", "-p", default=default, show_default=True, help=help)
 
 
-def prompt_len_option(default: int | None, help: str) -> Callable[..., Any]:
+def prompt_len_option(default: int | None, help: str) -> Option:
     """One prompt length. Without a default the help says what counts."""
     return click.option(
         "--prompt-len", "-p", type=TOKENS, default=default, show_default=True, help=help
     )
 
 
-def gen_option(default: int, help: str) -> Callable[..., Any]:
+def gen_option(default: int, help: str) -> Option:
     return click.option(
         "--gen", "-n", type=TOKENS, default=default, show_default=True, help=help
     )
 
 
-def budget_option(default: str | None, help: str) -> Callable[..., Any]:
+def budget_option(default: str | None, help: str) -> Option:
     """The time that a command may take. Without a default the help says what counts."""
     return click.option(
         "--budget", type=DURATION, default=default, show_default=True, help=help
@@ -330,11 +338,11 @@ def with_until(
 
 
 def with_options(
-    *options: Callable[..., Any],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    *options: Option,
+) -> Callable[[Decorated], Decorated]:
     """A decorator that gives a command these options, in this order."""
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Decorated) -> Decorated:
         for option in reversed(options):
             command = option(command)
         return command

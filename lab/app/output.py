@@ -77,7 +77,7 @@ class Output:
 
     def _print_text(
         self,
-        records: Sequence[Any],
+        records: Sequence[object],
         path: Path,
         shown: Sequence[Section],
         tables: Callable[[Console], object] | None,
@@ -102,11 +102,11 @@ class Output:
 
     def _print_json(
         self,
-        records: Sequence[Any],
+        records: Sequence[object],
         path: Path,
         shown: Sequence[Section],
         at_least: float | None,
-        content: dict[str, Any],
+        content: dict[str, object],
     ) -> None:
         from lab.show import console
 

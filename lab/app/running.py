@@ -135,11 +135,11 @@ def collect(
 
 
 def collect_search(
-    lines: Callable[[ShowStatus], Iterator[Any]],
+    lines: Callable[[ShowStatus], Iterator[object]],
     path: Path,
     err: Terminal,
-    so_far: Callable[[list[Any]], str],
-) -> tuple[list[Any], LabError | None]:
+    so_far: Callable[[list[object]], str],
+) -> tuple[list[object], LabError | None]:
     """As `collect`, for a search: its lines are runs, and others about the search.
 
     `so_far` says what the search knows; Ctrl-C prints it.

@@ -163,7 +163,7 @@ def carry_out(url: str, plan: ServerPlan, model: str | None, options: dict[str, 
         output.finish(records, path, problem, has_failed, **examined)
 
 
-def _planned(plan: ServerPlan) -> dict[str, Any]:
+def _planned(plan: ServerPlan) -> dict[str, object]:
     """A plan, for JSON."""
     from lab.remote.session import n_at_once
 

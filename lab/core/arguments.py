@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
     return value if convert is None or isinstance(value, type) else convert()
 
 
-def whole_number(name: str, value: Any) -> int:
+def whole_number(name: str, value: object) -> int:
     """A whole number, also as 8.0, "8" or "8k"."""
     number = plain(value)
     if isinstance(number, str):
@@ -129,7 +129,7 @@ def share(name: str, value: Any) -> float:
     raise refused(name, value, 'a share from 0 to below 1, such as 0.02 or "2%"')
 
 
-def duration(name: str, value: Any) -> float | str:
+def duration(name: str, value: object) -> float | str:
     """Seconds, or a time with its unit."""
     time = plain(value)
     seconds = getattr(time, "total_seconds", None)
@@ -185,7 +185,7 @@ def paths(name: str, value: Any) -> list[Path]:
     return [path(name, item) for item in several]
 
 
-def switch(name: str, value: Any) -> bool:
+def switch(name: str, value: object) -> bool:
     """True or False, also as "on" or "off"."""
     state = plain(value)
     if isinstance(state, str):
@@ -195,12 +195,12 @@ def switch(name: str, value: Any) -> bool:
     return state
 
 
-def is_sequence(value: Any) -> bool:
+def is_sequence(value: object) -> bool:
     """Whether a value has items of its own; texts and mappings are single values."""
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
 
-def word(name: str, value: Any, choices: Sequence[str]) -> str:
+def word(name: str, value: object, choices: Sequence[str]) -> str:
     """One of a few words; True and False are on and off."""
     spelled = str(plain(value)).strip().lower()
     chosen = SWITCHES.get(spelled, spelled)
@@ -209,7 +209,7 @@ def word(name: str, value: Any, choices: Sequence[str]) -> str:
     return chosen
 
 
-def number_or_word(name: str, value: Any, choices: Sequence[str]) -> int | str:
+def number_or_word(name: str, value: object, choices: Sequence[str]) -> int | str:
     """A whole number, or one of a few words."""
     lower = str(plain(value)).strip().lower()
     if lower in choices:
@@ -229,20 +229,20 @@ def number_list(name: str, value: Any) -> str | tuple[float, ...]:
     return text(name, several)
 
 
-def text_list(name: str, value: Any) -> tuple[str, ...]:
+def text_list(name: str, value: object) -> tuple[str, ...]:
     """Several texts; a single one is a list of one."""
     several = texts(name, value)
     return (several,) if isinstance(several, str) else several
 
 
-def watcher(name: str, value: Any) -> Any:
+def watcher(name: str, value: object) -> object:
     """A function that is called with statuses, or whether they are shown."""
     if not callable(value) and not isinstance(value, bool):
         raise refused(name, value, "a function, True or False")
     return value
 
 
-Convert = Callable[[str, Any], Any]
+Convert = Callable[[str, object], object]
 
 BY_TYPE: dict[str, Convert] = {
     "Numbers": whole_numbers,
@@ -261,7 +261,7 @@ BY_TYPE: dict[str, Convert] = {
 """How an argument is read, by the name of its declared type; the first that is declared counts."""
 
 
-def setting(name: str, value: Any) -> Any:
+def setting(name: str, value: object) -> object:
     """The value of a setting of the engine, by the table of settings."""
     entry = table()[name]
     kinds = table()[name].types

@@ -40,7 +40,7 @@ class Setting:
     default: Any
     types: tuple[type, ...]  # without None; a list counts as a string
     help: str
-    example: Any
+    example: object
     group: str | None = None
     short: str | None = None
     also: Sequence[str] = ()
@@ -176,7 +176,7 @@ def table() -> dict[str, Setting]:
 
 
 @cache
-def defaults() -> dict[str, Any]:
+def defaults() -> dict[str, object]:
     return {name: setting.default for name, setting in table().items()}
 
 

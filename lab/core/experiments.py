@@ -90,7 +90,7 @@ def figure_names() -> dict[str, str]:
     return names
 
 
-def case_of(setup: Any) -> dict[str, Value]:
+def case_of(setup: object) -> dict[str, Value]:
     """The case that a setup is written as; lists of numbers become text."""
     case: dict[str, Value] = {}
     for name, value in vars(setup).items():

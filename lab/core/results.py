@@ -58,7 +58,7 @@ class Contents:
     findings: tuple[Any, ...] = ()  # lines of features that are no runs of steps
 
     @property
-    def all_lines(self) -> list[Any]:
+    def all_lines(self) -> list[object]:
         """Runs, requests and findings."""
         return [*self.records, *self.requests, *self.findings]
 
@@ -67,7 +67,7 @@ class Contents:
         return [*self.records, *self.requests]
 
 
-Readable = Contents | StrPath | Iterable[Any]
+Readable = Contents | StrPath | Iterable[object]
 """What functions of records take: records, what was read, a path, or a list of these."""
 
 
@@ -240,7 +240,7 @@ def contents_of(paths: Paths) -> Contents:
     return contents
 
 
-def lines_of(records: Readable) -> list[Any]:
+def lines_of(records: Readable) -> list[object]:
     """The lines that a function of records is given: records, contents, paths, or a list of them.
 
     LabError for anything else, such as a table.
@@ -279,7 +279,7 @@ def measured_of(records: Readable) -> list[Record | RequestRecord]:
     return measured
 
 
-def _lines_of_item(item: Any) -> list[Any]:
+def _lines_of_item(item: object) -> list[object]:
     """The lines of an item that is neither a record nor a path: a list, or a feature's own line."""
     if isinstance(item, (Contents, list, tuple)):
         return lines_of(item)

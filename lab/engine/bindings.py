@@ -76,7 +76,7 @@ GGUF_INTEGERS = {
     11: ("i64", ctypes.c_int64),
 }
 
-_BASE: dict[str, tuple[Any, ...]] = {
+_BASE: dict[str, tuple[object, ...]] = {
     "ggml_commit ggml_version": (TEXT,),
     "ggml_type_name ggml_op_name": (TEXT, INT),
     "ggml_get_name ggml_backend_buft_name ggml_backend_reg_name": (TEXT, P),
@@ -124,7 +124,7 @@ _BASE: dict[str, tuple[Any, ...]] = {
 _OF_HEADERS = ("gguf_get_tensor_ne",)
 """Functions that only a model's header is read with; the libraries of older versions lack them."""
 
-_REGISTRY: dict[str, tuple[Any, ...]] = {
+_REGISTRY: dict[str, tuple[object, ...]] = {
     "ggml_backend_dev_count": (SIZE,),
     "ggml_backend_dev_get": (P, SIZE),
     "ggml_backend_reg_by_name ggml_backend_load": (P, TEXT),

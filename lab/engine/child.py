@@ -21,7 +21,7 @@ from lab.engine import devices, execute, gguf_header, kernels, llama, sampling
 from lab.process import spawning
 from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 
-VERBS: dict[str, Callable[..., Any]] = {
+VERBS: dict[str, Callable[..., object]] = {
     "libraries": devices.libraries,
     "read_model": gguf_header.read_model,
     "tensors": gguf_header.read_tensors,
@@ -76,7 +76,7 @@ class _Child:
             return {"value": to_json(function(self._context, **arguments))}
         return {"value": to_json(function(**arguments))}
 
-    def _function(self, verb: str) -> Callable[..., Any]:
+    def _function(self, verb: str) -> Callable[..., object]:
         module, _, name = verb.rpartition(".")
         if module:
             function: Callable[..., Any] = getattr(import_module(module), name)

@@ -162,7 +162,7 @@ def measure(
     *REACHING,
     TIMEOUT,
 )
-def command(context: click.Context, url: str | None, **options: Any) -> None:
+def command(context: click.Context, /, url: str | None, **options: Any) -> None:
     """Time every token of answers to prompts of several lengths.
 
     \b

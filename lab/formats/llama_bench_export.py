@@ -130,7 +130,7 @@ def setup_of(record: Record) -> dict[str, Any]:
     return columns
 
 
-def test_key(record: Record, run: Run, row: dict[str, Any]) -> str:
+def test_key(record: Record, run: Run, row: dict[str, object]) -> str:
     """What tells one test from another; n_ctx does not, as it follows from the longest run."""
     settings = to_json(dataclasses.replace(record.settings, n_ctx=0))
     setup = [

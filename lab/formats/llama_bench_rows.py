@@ -185,7 +185,7 @@ def is_csv(text: str) -> bool:
     return "build_commit," in text.replace('"', "")
 
 
-def numbered(parsed: Sequence[Any]) -> list[BenchRow]:
+def numbered(parsed: Sequence[object]) -> list[BenchRow]:
     """Rows of parsed JSON or CSV; what is no object is left out."""
     rows = list[BenchRow]()
     for columns in parsed:

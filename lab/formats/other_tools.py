@@ -35,7 +35,7 @@ def llama_server(
     return shell.join("llama-server", "--model", model, *sizes, *options)
 
 
-def chosen_values(settings: Settings, n_users: int) -> dict[str, Any]:
+def chosen_values(settings: Settings, n_users: int) -> dict[str, object]:
     """The values of OPTIONS; None where llama.cpp chooses."""
     values = {name: getattr(settings, name) for name in OPTIONS}
     values["flash_attn"] = settings.flash_attention

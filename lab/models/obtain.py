@@ -244,7 +244,7 @@ def listing() -> list[dict[str, Any]]:
     return rows + [row_of_pulled(file) for file in hub.pulled() if file.path not in paths]
 
 
-def row_of_pulled(file: ModelFile) -> dict[str, Any]:
+def row_of_pulled(file: ModelFile) -> dict[str, object]:
     """The row of a file in the hub's cache, whose name is its SPEC."""
     return {
         "spec": file.name,
@@ -264,7 +264,7 @@ def _file_of_entry(entry: Entry) -> ModelFile | None:
     return None
 
 
-def _row_of_entry(entry: Entry, file: ModelFile | None) -> dict[str, Any]:
+def _row_of_entry(entry: Entry, file: ModelFile | None) -> dict[str, object]:
     source = "shape only"
     if entry.embedded:
         source = EMBEDDED
@@ -286,7 +286,7 @@ def _made_files() -> list[Path]:
     return []
 
 
-def _row_of_made(path: Path) -> dict[str, Any] | None:
+def _row_of_made(path: Path) -> dict[str, object] | None:
     """The row of a file SOURCE--NAME--QUANTIZATION.gguf; None if the lab did not make it."""
     source, _, name_and_kind = path.stem.partition("--")
     name, _, quantization = name_and_kind.partition("--")

@@ -152,7 +152,7 @@ def read(path: str | Path) -> OwnSheet:
     )
 
 
-def table_of(document: dict[str, Any], path: str | Path) -> dict[str, Any]:
+def table_of(document: dict[str, object], path: str | Path) -> dict[str, object]:
     machine = document.get("machine")
     if not isinstance(machine, dict):
         raise not_a_sheet(path, "it has no table [machine]")
@@ -167,7 +167,7 @@ def text_of(machine: dict[str, Any], key: str, path: str | Path) -> str:
     return printable(" ".join(value.split()))
 
 
-def row_of(entry: Any, path: str | Path) -> SheetRow:
+def row_of(entry: object, path: str | Path) -> SheetRow:
     """A row of the file. LabError for an unknown figure, and for what is no possible number."""
     if not isinstance(entry, dict):
         raise not_a_sheet(path, "a row is not a table")

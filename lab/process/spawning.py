@@ -74,7 +74,7 @@ def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread)
 def listen(
     process: subprocess.Popen[bytes],
     pids: queue.SimpleQueue[int],
-    replies: queue.SimpleQueue[Any],
+    replies: queue.SimpleQueue[object],
 ) -> None:
     """Read a child's stdout: the first line is its process id, each later line a reply.
 
@@ -122,7 +122,7 @@ def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
 
 
 def serve(
-    start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]],
+    start: Callable[[], Callable[[dict[str, object]], dict[str, object]]],
     clean_up: Callable[[], object] = lambda: None,
 ) -> NoReturn:
     """In the child: answer requests until the parent ends, then call `clean_up`.

@@ -26,7 +26,7 @@ PASSED_ON = ("model", "chat_template_kwargs", "reasoning_effort", "tool_choice")
 NOT_OF_A_CHAT = ("input", "instructions", "max_output_tokens", "reasoning")
 """Fields of a request of the Responses API that a chat has under other names."""
 
-Message = dict[str, Any]
+Message = dict[str, object]
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def messages_of_parts(role: str, parts: list[Any]) -> Iterator[Message]:
     yield from results
 
 
-def message_of_item(item: dict[str, Any]) -> Message:
+def message_of_item(item: dict[str, object]) -> Message:
     """An item of the Responses API: a message, a call of a tool, its result, or reasoning."""
     kind = item.get("type")
     if kind == "function_call":
@@ -157,7 +157,7 @@ def merged(messages: Iterable[Message]) -> list[Message]:
     return chat
 
 
-def call_of(number: Any, name: Any, arguments: Any) -> dict[str, Any]:
+def call_of(number: object, name: object, arguments: object) -> dict[str, object]:
     """A call of a tool as a chat has it."""
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
@@ -173,7 +173,7 @@ def result_of(number: Any, content: Any) -> Message:
     return {"role": TOOL, "tool_call_id": number, "content": joined_text(content)}
 
 
-def as_chat_part(part: dict[str, Any]) -> dict[str, Any]:
+def as_chat_part(part: dict[str, object]) -> dict[str, object]:
     """A part of content as a chat has it: a text, or an image by its address."""
     if isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
@@ -208,7 +208,7 @@ def is_function(tool: Any) -> bool:
     return "input_schema" in fields or fields.get("type", "function") == "function"
 
 
-def joined_text(value: Any) -> str:
+def joined_text(value: object) -> str:
     """A text, or the texts of a list of parts without anything between them."""
     if isinstance(value, str):
         return value

@@ -152,7 +152,7 @@ class Client:
             watch()
             time.sleep(min(POLL_S, left_s))
 
-    def ask(self, url: str, body: dict[str, Any] | None = None) -> JsonReply:
+    def ask(self, url: str, body: dict[str, object] | None = None) -> JsonReply:
         """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
         text = "" if body is None else json.dumps(body)
         path = urlsplit(url).path or "/"

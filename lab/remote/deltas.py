@@ -51,7 +51,7 @@ def content_of(choice: dict[str, Any]) -> Content:
     return Content(_kind_of(fields, text, reasoning), reasoning + text)
 
 
-def _kind_of(fields: dict[str, Any], text: str, reasoning: str) -> str | None:
+def _kind_of(fields: dict[str, object], text: str, reasoning: str) -> str | None:
     """The kind of an event with these fields of a delta."""
     if text:
         return kinds.TEXT
@@ -74,7 +74,7 @@ class Texts(NamedTuple):
     reasoning: str
 
 
-def texts_in(value: Any, is_reasoning: bool) -> Texts:
+def texts_in(value: object, is_reasoning: bool) -> Texts:
     """The texts of a string, or of parts within parts."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -93,7 +93,7 @@ def texts_in(value: Any, is_reasoning: bool) -> Texts:
     return Texts("".join(texts), "".join(thoughts))
 
 
-def is_filled(value: Any) -> bool:
+def is_filled(value: object) -> bool:
     """Whether anything in a JSON value is not empty."""
     stack = [value]
     while stack:

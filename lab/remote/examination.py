@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple, Unpack, cast
 
 from lab.core import request as kinds, request_times as times, shell
 from lab.core.arguments import Reaching
@@ -80,7 +80,7 @@ _TRANSIENT = (*_FINAL, kinds.SERVER_ERROR, kinds.LOST)
 """Failures of a server that could do what was asked."""
 
 
-def reaching_of(options: Mapping[str, Any]) -> Reaching:
+def reaching_of(options: Mapping[str, object]) -> Reaching:
     """The part of `options` that says how to reach a server."""
     names = [name for name in Reaching.__annotations__ if name in options]
     return cast(Reaching, {name: options[name] for name in names})
@@ -156,7 +156,7 @@ def _examine(
     return Server(endpoint, chosen.id, chosen.name, names, counter, client, machine.describe())
 
 
-def _listed_models(client: Client, model: str | None) -> dict[str, dict[str, Any]]:
+def _listed_models(client: Client, model: str | None) -> dict[str, dict[str, object]]:
     """The entries of the server's list of models by their ids. LabError if it has none and the
     user named none."""
     address = client.access
@@ -172,7 +172,7 @@ def _listed_models(client: Client, model: str | None) -> dict[str, dict[str, Any
             f"{address.url}/models lists no models. Its answer: {_error_of(answer)}",
             _hint(address, answer.status),
         )
-    by_id: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, dict[str, object]] = {}
     for entry in entries if isinstance(entries, list) else ():
         fields = as_dict(entry)
         ids = [fields.get(field) for field in ("id", "model", "name")]
@@ -340,7 +340,7 @@ def _hint(address: Access, status: int | None) -> str:
 
 
 def _describe(
-    client: Client, entry: dict[str, Any]
+    client: Client, entry: dict[str, object]
 ) -> tuple[str | None, str | None, ServerSettings | None]:
     """The server's program, version and settings, as far as it reports them. `entry`: its list's
     one of the model."""
@@ -364,7 +364,7 @@ def _describe(
     return program, None, settings_of_model
 
 
-def _is_lm_studio(listing: dict[str, Any]) -> bool:
+def _is_lm_studio(listing: dict[str, object]) -> bool:
     """Whether a list of models has the fields of LM Studio's: other servers answer any path."""
     entries = listing.get("data")
     if not isinstance(entries, list):
@@ -372,7 +372,7 @@ def _is_lm_studio(listing: dict[str, Any]) -> bool:
     return any(as_dict(entry).keys() >= LM_STUDIO_FIELDS for entry in entries)
 
 
-def _llama_server_settings(props: dict[str, Any], address: Access) -> ServerSettings:
+def _llama_server_settings(props: dict[str, object], address: Access) -> ServerSettings:
     path = props.get("model_path")
     file = re.split(r"[/\\]", path)[-1] if isinstance(path, str) else None
     return ServerSettings(

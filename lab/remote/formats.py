@@ -168,7 +168,7 @@ def limits(options: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
+def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, object]:
     """The fields of a prompt for this interface.
 
     A conversation is a sequence: its system prompt (may be empty), message, answer, message, ...
@@ -201,7 +201,7 @@ def ask_for(
 
 def ask_of_fields(
     model: str,
-    prompt: Mapping[str, Any],
+    prompt: Mapping[str, object],
     asked: Asked,
     options: tuple[str, ...],
     nonce: str | None = None,
@@ -228,7 +228,7 @@ def ask_of_fields(
     return Ask(asked=asked, body=json.dumps(fields), nonce=nonce)
 
 
-def error_in(parsed: dict[str, Any]) -> str | None:
+def error_in(parsed: dict[str, object]) -> str | None:
     """What is wrong, in the lab's words, if an answer is an error in a form that servers have;
     otherwise None."""
     choices = parsed.get("choices")
@@ -303,7 +303,7 @@ def status_words(status: int) -> str:
         return str(status)
 
 
-def as_dict(value: Any) -> dict[str, Any]:
+def as_dict(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
@@ -328,7 +328,7 @@ def as_number(value: Any) -> float | None:
     return None
 
 
-def as_ms(value: Any) -> float | None:
+def as_ms(value: object) -> float | None:
     number = as_number(value)
     return number if number is not None and number >= 0 else None
 
@@ -342,5 +342,5 @@ def is_impossible(fields: dict[str, Any]) -> bool:
     return False
 
 
-def n_items(value: Any) -> int | None:
+def n_items(value: object) -> int | None:
     return len(value) if isinstance(value, list) else None

@@ -12,7 +12,6 @@ prompt, or leaves them out. A prompt never goes into a message or a file from he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lab.errors import LabError
 from lab.remote.chat_bodies import as_chat
@@ -25,7 +24,7 @@ NOT_ASKED = ("stream", "stream_options")
 """Fields of a body that say how an answer is sent: a question about its prompt has none."""
 
 
-def apply_template(client: Client, body: Mapping[str, Any]) -> str | None:
+def apply_template(client: Client, body: Mapping[str, object]) -> str | None:
     """The prompt that the server renders from a request's body, with all that its template adds;
     None if the server cannot say.
 
@@ -59,7 +58,7 @@ def tokenize(client: Client, prompt: str) -> tuple[int, ...] | None:
     return tuple(tokens)
 
 
-def _answer(client: Client, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+def _answer(client: Client, path: str, body: Mapping[str, object]) -> dict[str, object] | None:
     """The server's JSON object at a path; None if there is no such path. LabError if it refuses or
     does not answer.
     """

@@ -252,7 +252,7 @@ def with_hidden_tokens(rows: Sequence[EventRow]) -> list[EventRow]:
 
 
 def usage_of(
-    usage: dict[str, Any], timings: dict[str, Any], event_kinds: set[str]
+    usage: dict[str, object], timings: dict[str, object], event_kinds: set[str]
 ) -> Usage | None:
     """The token counts of an answer, from the fields of different servers.
 
@@ -277,7 +277,7 @@ def usage_of(
     return None if answer == Usage() else answer
 
 
-def named_counts(usage: dict[str, Any]) -> dict[str, Any]:
+def named_counts(usage: dict[str, object]) -> dict[str, object]:
     """The values of a server's usage by the names of Usage; None where there is none."""
     of_prompt = as_dict(usage.get("prompt_tokens_details"))
     of_answer = as_dict(usage.get("completion_tokens_details"))
@@ -291,7 +291,7 @@ def named_counts(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def wrong_counts(usage: dict[str, Any]) -> dict[str, float]:
+def wrong_counts(usage: dict[str, object]) -> dict[str, float]:
     """The numbers in a server's usage that count nothing: less than 0, or broken."""
     wrong = {}
     for name, value in named_counts(usage).items():
@@ -301,7 +301,7 @@ def wrong_counts(usage: dict[str, Any]) -> dict[str, float]:
     return wrong
 
 
-def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
+def timings_of(timings: dict[str, object]) -> ServerTimings | None:
     """llama-server's `timings`."""
     if not timings:
         return None

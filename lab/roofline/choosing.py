@@ -232,7 +232,7 @@ def laws(times: pd.DataFrame) -> dict[str, ChoosingLaw]:
     return {str(name): law(rows) for name, rows in alone.groupby("name", sort=False)}
 
 
-def default_cost_s(records: Sequence[Any], n_vocab: int | None) -> float | None:
+def default_cost_s(records: Sequence[object], n_vocab: int | None) -> float | None:
     """What llama-server's default chain takes for a token, from runs of `lab choose`; None without
     any.
     """

@@ -172,7 +172,7 @@ class StepCosts:
         return self._costs[size, layers]
 
 
-def rows_of_run(run: Run, record: Record, costs: StepCosts) -> list[dict[str, Any]]:
+def rows_of_run(run: Run, record: Record, costs: StepCosts) -> list[dict[str, object]]:
     """The phases of one run: sums over the steps of prefill, means over those of decode."""
     layers = probing.layers_of(record)
     all_steps = _costed_steps(run, record, layers, costs)

@@ -170,7 +170,7 @@ def path_of(name: str) -> Path:
     return folder() / f"{name}.json"
 
 
-def _parse(text: str, what: str, hint: str) -> dict[str, Any]:
+def _parse(text: str, what: str, hint: str) -> dict[str, object]:
     """LabError, beginning with `what`, if `text` is not JSON of valid settings."""
     try:
         saved = from_json(AskedSettings, text)

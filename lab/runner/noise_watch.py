@@ -154,7 +154,7 @@ def _cpu_ms(lab: Sequence[Process]) -> tuple[int | None, int | None]:
     return others_ms, stolen_ms
 
 
-def _core_times() -> list[Any]:
+def _core_times() -> list[object]:
     """The times of the cores that this process may run on, or their sum if these are all."""
     import psutil
 

@@ -138,7 +138,7 @@ def print_json(value: object) -> None:
     print(json.dumps(_without_nan(value), indent=2))
 
 
-def _without_nan(value: Any) -> Any:
+def _without_nan(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_nan(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -220,7 +220,7 @@ class _Progress:
         self,
         err: Terminal,
         stream_to: Console | None,
-        describe_run: Callable[[Any], str],
+        describe_run: Callable[[object], str],
         table: SoFar | None,
     ) -> None:
         self.err = err

@@ -47,7 +47,7 @@ STYLE: dict[Any, Any] = {
 NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
-def render(**parts: Any) -> str:
+def render(**parts: object) -> str:
     """The template filled with these parts."""
     import jinja2
 

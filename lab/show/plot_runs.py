@@ -64,7 +64,7 @@ def _of_trials(trials_of_runs: Sequence[Sequence[Record]]) -> dict[str, Draw]:
     return draw
 
 
-def _on_axes(plot: Callable[[Records, Axes], Any], records: Records) -> Draw:
+def _on_axes(plot: Callable[[Records, Axes], object], records: Records) -> Draw:
     return lambda figure: plot(records, figure.subplots())
 
 

@@ -42,7 +42,7 @@ class Spread:
         return math.isinf(self.df)
 
 
-def default_spread(run: Any) -> Spread:
+def default_spread(run: object) -> Spread:
     """The assumed spread for the machine of a run (a row of `table.runs`)."""
     sd, reason = _default_of_machine(run)
     return Spread(sd, math.inf, f"assumed {reason}")
@@ -67,7 +67,9 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, str], Spread]:
+def known_spreads(
+    records: Sequence[Record | RequestRecord],
+) -> dict[tuple[object, str], Spread]:
     """The measured spread of (machine, figure), where there are enough sessions of one setup.
 
     Sessions that were disturbed for the most do not count.
@@ -95,7 +97,7 @@ def _quiet(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows.session.isin(unreliable)]
 
 
-def _spreads_of(rows: pd.DataFrame, figure: str) -> dict[tuple[Any, str], Spread]:
+def _spreads_of(rows: pd.DataFrame, figure: str) -> dict[tuple[object, str], Spread]:
     """The spread of each machine, from the medians of its sessions by setup and length."""
     case = ["setup", "n_prompt", "n_gen"]
     medians = rows[rows[figure] > 0].groupby([*case, "session"])[figure].median()
@@ -120,7 +122,7 @@ def _spreads_of(rows: pd.DataFrame, figure: str) -> dict[tuple[Any, str], Spread
     return spreads
 
 
-def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
+def machine_of(rows: pd.DataFrame) -> tuple[object, ...]:
     """The identity of a machine and its computing device, for rows of one setup.
 
     Of requests also the server.

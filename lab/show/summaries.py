@@ -72,7 +72,7 @@ def summary(table: pd.DataFrame | Readable) -> pd.DataFrame:
     )
 
 
-def _figures_of(repeats: pd.DataFrame) -> dict[str, Any]:
+def _figures_of(repeats: pd.DataFrame) -> dict[str, object]:
     """The figures of repeats, with their doubts."""
     n_disturbed = int(repeats.disturbed.sum())
     row: dict[str, Any] = {

@@ -65,7 +65,7 @@ def runs(records: Readable) -> pd.DataFrame:
     return table
 
 
-def _common(record: Record, index: int) -> dict[str, Any]:
+def _common(record: Record, index: int) -> dict[str, object]:
     """What the rows of a run and of its steps have in common."""
     run = record.run
     return {
@@ -82,7 +82,7 @@ def _common(record: Record, index: int) -> dict[str, Any]:
     }
 
 
-def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
+def _run_row(record: Record, run: Run, index: int) -> dict[str, object]:
     """A run, or a sweep's part up to a length."""
     joules = _joules(record)
     return _common(record, index) | {
@@ -114,7 +114,7 @@ def _joules(record: Record) -> dict[str, float]:
     return joules
 
 
-def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
+def request_row(record: RequestRecord, index: int) -> dict[str, object]:
     """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
     request = request_times.figures(record.request)
     asked = request.asked

@@ -151,7 +151,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     out.print(", ".join(chosen))
 
 
-def _plan_document(plan: Plan) -> dict[str, Any]:
+def _plan_document(plan: Plan) -> dict[str, object]:
     cases = []
     for case in plan.cases:
         memory = dataclasses.asdict(placement.memory(plan, case))

@@ -199,7 +199,7 @@ def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[Column]:
     return columns
 
 
-def _share_cell(row: Mapping[str, Any], style: str) -> Cell:
+def _share_cell(row: Mapping[str, object], style: str) -> Cell:
     return dataclasses.replace(cell(row, figures.PREFILL_SHARE), style=style)
 
 
@@ -265,7 +265,7 @@ def question(labels: Sequence[str]) -> str:
     return f"How fast is {model} on {place}?" if place else f"How fast is {model}?"
 
 
-def summary_rows(records: Sequence[Any]) -> dict[str, list[Any]]:
+def summary_rows(records: Sequence[object]) -> dict[str, list[object]]:
     """The summary for JSON."""
     return {"rows": summaries.summary(table.runs(records)).to_dict("records")}
 

@@ -58,7 +58,7 @@ class HasSetup(Protocol):
     def settings(self) -> Settings: ...
 
 
-def of_run(record: Record) -> dict[str, Any]:
+def of_run(record: Record) -> dict[str, object]:
     """The setup of a run; None for what the record does not contain."""
     return {name: value_of(record) for name, value_of in OF_RUN.items()}
 
@@ -89,7 +89,7 @@ def _ram_gb(here: Machine) -> int | None:
     return None if here.ram_bytes is None else round(here.ram_bytes / 1e9)
 
 
-def _value_of_setting(setting: Setting, record: Record) -> Any:
+def _value_of_setting(setting: Setting, record: Record) -> object:
     """What was used, else what was asked; unknown numbers are None, and lists one string."""
     settings = record.settings
     if setting.name == "flash_attn":
@@ -115,15 +115,15 @@ def _sampling(record: Record) -> str:
     return chain.label if chain else GREEDY
 
 
-def _joined(parts: tuple[Any, ...]) -> str:
+def _joined(parts: tuple[object, ...]) -> str:
     return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
 
 
-OF_MODEL: Mapping[str, Callable[[Record], Any]] = {
+OF_MODEL: Mapping[str, Callable[[Record], object]] = {
     "model": model_label,
     "model_sha256": attrgetter("model.sha256"),
 }
-OF_MACHINE: Mapping[str, Callable[[Record], Any]] = {
+OF_MACHINE: Mapping[str, Callable[[Record], object]] = {
     "machine": _machine_label,
     "devices": _devices,
     "power": attrgetter("machine.power"),
@@ -133,12 +133,12 @@ OF_MACHINE: Mapping[str, Callable[[Record], Any]] = {
     "llama_cpp_commit": attrgetter("machine.llama_cpp_commit"),
     "system_info": attrgetter("machine.system_info"),
 }
-OF_SETTINGS: Mapping[str, Callable[[Record], Any]] = {
+OF_SETTINGS: Mapping[str, Callable[[Record], object]] = {
     setting.column: partial(_value_of_setting, setting)
     for setting in settings_table().values()
     if not setting.is_pooled
 }
-OF_RUN: Mapping[str, Callable[[Record], Any]] = {
+OF_RUN: Mapping[str, Callable[[Record], object]] = {
     **OF_MODEL,
     **OF_MACHINE,
     **OF_SETTINGS,
@@ -264,7 +264,7 @@ def unset(name: str) -> str:
     )
 
 
-def of_request(record: RequestRecord) -> dict[str, Any]:
+def of_request(record: RequestRecord) -> dict[str, object]:
     """The setup of a request: the server, what it reports, and the client's machine.
 
     Other fields are None.

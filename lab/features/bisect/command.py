@@ -173,6 +173,6 @@ def show_plan(builds: series.Series, as_json: bool) -> None:
         out.print(cost)
 
 
-def so_far(lines: Sequence[Any]) -> str:
+def so_far(lines: Sequence[object]) -> str:
     """What the search knows so far, in a sentence."""
     return answer(figures.bisected(lines))

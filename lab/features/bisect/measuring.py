@@ -182,7 +182,7 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """Search: yields each line after it was appended to `path`. LabError if an end fails."""
     session = BisectSession(bisect_plan, path, watch, new_worker, clock)
     yield from session.run()
@@ -326,7 +326,7 @@ class BisectSession:
         save(self.path, line)
         return line
 
-    def block(self, upcoming: NextBlock) -> Iterator[Any]:
+    def block(self, upcoming: NextBlock) -> Iterator[object]:
         """A run of each build in fresh engines, and what the search makes of it."""
         labels = self.plan.labels
         places = {variant(place, labels): place for place in upcoming.places}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -23,7 +22,7 @@ JSON = "JSON grammar"
 SCHEMA = "JSON schema"
 MASKED = "masked"  # after a name: its grammar masks the vocabulary before each choice
 
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, object]] = {
     GREEDY: {},
     DEFAULT: {"temp": 0.8},
     "top-k 1": {"samplers": "top_k", "top_k": 1},

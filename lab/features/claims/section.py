@@ -91,7 +91,7 @@ def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
     )
 
 
-def surprise(row: Mapping[str, Any]) -> int:
+def surprise(row: Mapping[str, object]) -> int:
     """The order of a short table, which may leave out the last rows."""
     return SURPRISING.index(row["verdict"])
 

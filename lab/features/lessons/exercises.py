@@ -42,7 +42,7 @@ class PopQuestion:
 
 
 def guess(
-    guess: Any,
+    guess: object,
     measured: float,
     unit: str,
     how: str = "measured",
@@ -108,7 +108,7 @@ def ask() -> None:
         print(f"{NO_WRONG_GUESS} {WRONG:g} times.")
 
 
-def ask_again(guesses: Any) -> None:
+def ask_again(guesses: object) -> None:
     """Print the guesses, a dict by the questions' numbers, beside what was measured.
 
     Good ones are not asked again.
@@ -207,7 +207,7 @@ def factor(value: float, reference: float) -> float:
     return max(value / reference, reference / value)
 
 
-def number_of(value: Any) -> float | None:
+def number_of(value: object) -> float | None:
     """A finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return None

@@ -460,7 +460,7 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
     return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
 
 
-def rows_of(*rows: dict[str, Any]) -> pd.DataFrame:
+def rows_of(*rows: dict[str, object]) -> pd.DataFrame:
     """A table of figures that a notebook computed: a row for each dict, headed by its first
     value."""
     import pandas as pd

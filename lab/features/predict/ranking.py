@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from lab.core.arguments import Numbers, StrPath, Texts
 from lab.core.byte_sizes import parse_size
@@ -209,7 +209,7 @@ def ranked_here(
     return rows
 
 
-def missing_here(spec: str, ceilings: str | Path, settings: dict[str, Any]) -> str:
+def missing_here(spec: str, ceilings: str | Path, settings: dict[str, object]) -> str:
     """Why this machine is not in a ranking of a model, and the commands that change it."""
     plan = prediction.plan_for(spec, settings)
     try:
@@ -253,7 +253,7 @@ def measured_row(runs: Sequence[Record], plan: Plan, n_prompt: int, n_gen: int) 
     return prediction.with_memory(row, plan.settings, None, runs[0].machine.system_info)
 
 
-def measured_time(summary: dict[str, Any], figure: str, scale: float) -> PhaseTime:
+def measured_time(summary: dict[str, object], figure: str, scale: float) -> PhaseTime:
     """A figure with its interval; if it was measured once, the interval is the figure."""
     shown = summaries.shown_in(summary, figure, scale)
     ends = (shown.low or shown.value, shown.high or shown.value)

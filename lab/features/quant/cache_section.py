@@ -96,7 +96,7 @@ def same_top_cell(rows: dict[str, Any], row: Any) -> Cell | str:
     return "" if in_bin is None else cell(in_bin, "same", 100, most=100)
 
 
-def speed_cell(row: Any, phase: str) -> Cell:
+def speed_cell(row: object, phase: str) -> Cell:
     return cell(row, phase, unit=f"x{shown.mark(getattr(row, f'{phase}_doubts'))}")
 
 
@@ -114,11 +114,11 @@ def parts(summary: QuantFigures, by_depth: Any, deciding: Any) -> list[Section]:
     return [*tables, *by_file(summary)]
 
 
-def decode_cell(row: Any) -> Cell:
+def decode_cell(row: object) -> Cell:
     return speed_cell(row, "decode")
 
 
-def prefill_cell(row: Any) -> Cell:
+def prefill_cell(row: object) -> Cell:
     return speed_cell(row, "prefill")
 
 
@@ -227,7 +227,7 @@ def sentences(lines: Sequence[Any], summary: QuantFigures, deciding: Any) -> lis
     ]
 
 
-def growth_sentences(lines: Sequence[Any]) -> list[str]:
+def growth_sentences(lines: Sequence[object]) -> list[str]:
     """Whether the harm grows with the depth."""
     labels = depth.labels_of(lines)
     grown = []

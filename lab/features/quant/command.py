@@ -200,7 +200,7 @@ def finished(line: Any) -> str:
     return f"{line.variant}: mean divergence {divergence:.3g} in {n_chunks}"
 
 
-def write_csv(lines: list[Any], csv: str) -> None:
+def write_csv(lines: list[object], csv: str) -> None:
     from lab.formats import spreadsheet
 
     table = spreadsheet.without_formulas(figures.quant_table(lines))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def by_depth(lines: Sequence[Any]) -> pd.DataFrame:
+def by_depth(lines: Sequence[object]) -> pd.DataFrame:
     """A row for each variant and bin of positions: the figures of `quant_table` there.
 
     `begin` and `end` are positions, `span` both in words; speeds are those after `end` tokens.
@@ -45,7 +45,7 @@ def by_depth(lines: Sequence[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def labels_of(lines: Sequence[Any]) -> dict[str, str]:
+def labels_of(lines: Sequence[object]) -> dict[str, str]:
     scored = figures.candidates(lines)
     first = next(iter(scored.values()))
     return figures.labels_of([first.reference, *scored], lines)
@@ -73,7 +73,7 @@ def growth(line: QualityLine) -> Ratio | None:
     return Ratio(*map(figures.exp, (interval.estimate, interval.low, interval.high)))
 
 
-def deciding(lines: Sequence[Any]) -> pd.DataFrame:
+def deciding(lines: Sequence[object]) -> pd.DataFrame:
     """A row for each variant and kind of text with tokens that decide; empty without such texts.
 
     `probability`: that of such a token (a geometric mean), `reference_probability` with the

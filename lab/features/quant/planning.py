@@ -104,7 +104,7 @@ def plan(
 
 def variants_of(
     files: Sequence[str], types: Sequence[caches.CacheTypes]
-) -> list[Mapping[str, Any]]:
+) -> list[Mapping[str, object]]:
     """The settings of each variant: files, cache types of one file, or each type of each file."""
     if not types:
         specs = list(expanded(files))

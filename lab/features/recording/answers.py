@@ -62,7 +62,7 @@ def read_answer(pieces: Pieces, encoding: str, content_type: str) -> Answer:
     return answer
 
 
-def events(pieces: Pieces) -> Iterator[tuple[int, dict[str, Any]]]:
+def events(pieces: Pieces) -> Iterator[tuple[int, dict[str, object]]]:
     """The JSON objects of a stream, and when each was complete."""
     for event in sent_events(pieces):
         with suppress(ValueError, RecursionError):
@@ -72,7 +72,7 @@ def events(pieces: Pieces) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield event.ns, {"error": fields} if is_error else fields
 
 
-def add_fields(answer: Answer, fields: dict[str, Any]) -> None:
+def add_fields(answer: Answer, fields: dict[str, object]) -> None:
     """Add what a JSON object of an answer says."""
     inner = as_dict(fields.get("response")) or as_dict(fields.get("message")) or fields
     usage = as_dict(inner.get("usage")) or as_dict(fields.get("usage"))
@@ -131,7 +131,7 @@ def add_timings(answer: Answer) -> None:
     answer.n_gen = first_known([timings.n_gen, answer.n_gen])
 
 
-def has_content(fields: dict[str, Any]) -> bool:
+def has_content(fields: dict[str, object]) -> bool:
     """Whether an event of a stream carries something generated."""
     choices = as_list(fields.get("choices"))
     if choices:
@@ -142,7 +142,7 @@ def has_content(fields: dict[str, Any]) -> bool:
     return is_generated(fields.get("delta")) or bool(fields.get("content"))
 
 
-def is_generated(delta: Any) -> bool:
+def is_generated(delta: object) -> bool:
     """Whether a delta has anything besides what it is."""
     if isinstance(delta, dict):
         return any(value for name, value in delta.items() if name not in NOT_GENERATED)

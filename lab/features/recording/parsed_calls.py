@@ -72,7 +72,7 @@ def parsed(call: ProxiedCall) -> ParsedCall | None:
     return ParsedCall(call, body, blocks, answer)
 
 
-def body_of(call: ProxiedCall) -> dict[str, Any]:
+def body_of(call: ProxiedCall) -> dict[str, object]:
     """The JSON object of a request; empty for anything else."""
     data = bytes(call.request)
     with suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
@@ -84,7 +84,7 @@ def body_of(call: ProxiedCall) -> dict[str, Any]:
     return {}
 
 
-def depth(value: Any) -> int:
+def depth(value: object) -> int:
     """The levels of lists and objects in a JSON value."""
     if isinstance(value, dict):
         return 1 + max(map(depth, value.values()), default=0)

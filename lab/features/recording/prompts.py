@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from lab.remote.chat_bodies import messages_of
 from lab.remote.formats import as_list
@@ -69,7 +68,7 @@ def has_prompt(method: str, path: str) -> bool:
     return method == "POST" and path.partition("?")[0].rstrip("/").endswith(PATHS)
 
 
-def blocks_of(body: dict[str, Any]) -> Blocks:
+def blocks_of(body: dict[str, object]) -> Blocks:
     """The blocks of the prompt of a request: a chat, a completion, or a response."""
     blocks: list[Block] = []
     for name in OPTION_FIELDS:
@@ -85,7 +84,7 @@ def blocks_of(body: dict[str, Any]) -> Blocks:
     return tuple(blocks)
 
 
-def blocks_of_message(index: int, message: dict[str, Any]) -> Iterator[Block]:
+def blocks_of_message(index: int, message: dict[str, object]) -> Iterator[Block]:
     """The blocks of a message: its reasoning and its tool calls stand apart from its content."""
     role = str(message.get("role") or "")[:40]
     for name in REASONING_FIELDS:
@@ -100,7 +99,7 @@ def blocks_of_message(index: int, message: dict[str, Any]) -> Iterator[Block]:
         yield Block(MESSAGE, index, as_text(calls), role, TOOL_CALLS)
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """A text, the joined texts of a list of parts, or JSON of anything else; of an image or another
     file only a mark."""
     if isinstance(value, str):
@@ -110,7 +109,7 @@ def as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def text_of_part(part: Any) -> str:
+def text_of_part(part: object) -> str:
     """The text of a part of a message, or JSON of a part without a text."""
     if isinstance(part, str):
         return part
@@ -119,7 +118,7 @@ def text_of_part(part: Any) -> str:
     return json.dumps(with_marks(without_cache_mark(part)), ensure_ascii=False)
 
 
-def with_marks(value: Any) -> Any:
+def with_marks(value: object) -> object:
     """A value of JSON with a mark for each file that it holds as letters: a model reads no letter
     of a file."""
     if isinstance(value, str):
@@ -143,7 +142,7 @@ def mark_of(data: str) -> str:
     return f"[file {digest}]"
 
 
-def without_cache_mark(part: Any) -> Any:
+def without_cache_mark(part: object) -> object:
     """A part without the mark for a cache, which clients move on at each call and no template
     writes."""
     if not isinstance(part, dict):

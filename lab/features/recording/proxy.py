@@ -228,7 +228,7 @@ def call_of(request: BaseRequest) -> ProxiedCall:
     )
 
 
-async def whole_or_stream(request: BaseRequest, call: ProxiedCall) -> Any:
+async def whole_or_stream(request: BaseRequest, call: ProxiedCall) -> object:
     """The body of a request: as a whole if it has arrived, else as a stream."""
     first = await request.content.readany()
     call.request += first

@@ -96,7 +96,7 @@ def with_nonce(body: Body, nonce: str) -> Body:
     return body
 
 
-def first_text(value: Any) -> str:
+def first_text(value: object) -> str:
     """The first text of a prompt, or of its messages and their parts."""
     if isinstance(value, str):
         return value

@@ -165,7 +165,7 @@ class ServerQuestions:
             settings=self._settings,
         )
 
-    def rendered(self, body: dict[str, Any]) -> str | None:
+    def rendered(self, body: dict[str, object]) -> str | None:
         """The prompt as text; None if the server cannot say."""
         if self._client is None or not self._can_render:
             return None

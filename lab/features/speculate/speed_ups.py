@@ -119,7 +119,7 @@ def chains_with_drafts(runs: pd.DataFrame) -> list[Chain]:
     return chains
 
 
-def measured_figures(runs: pd.DataFrame) -> dict[str, Any]:
+def measured_figures(runs: pd.DataFrame) -> dict[str, object]:
     """The figures of the runs of a text and a draft length."""
     pairs = runs.dropna(subset="plain_s")
     ratio = None

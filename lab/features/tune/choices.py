@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lab.features.tune.lines import TPOT, TTFT
 
-Choice = tuple[tuple[str, Any], ...]
+Choice = tuple[tuple[str, object], ...]
 """The settings that differ from the default, by name."""
 NO_CHANGE: Choice = ()  # the default itself
 

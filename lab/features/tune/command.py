@@ -133,5 +133,5 @@ def save_settings(name: str, result: figures.Tuned | None) -> None:
     options = ["--settings", name]
     model = dict(result.choice).get("model")
     if model:
-        options += ["--model", model]
+        options += ["--model", str(model)]
     note(f"The settings are saved as {path}: {shell.join(*options)} uses them.")

@@ -33,7 +33,7 @@ UBATCHES = (64, 128, 256, 512, 1024, 2048)
 # llama.cpp packs the values of a cache only with flash attention
 PACKED = ("flash_attn", "off")
 
-Space = Mapping[str, list[Any]]  # the values to try of each setting
+Space = Mapping[str, list[object]]  # the values to try of each setting
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def possible_values(worker: Worker, plan: TunePlan, values_of: Space) -> list[Ch
     return possible
 
 
-def is_given(name: str, settings: Mapping[str, Any]) -> bool:
+def is_given(name: str, settings: Mapping[str, object]) -> bool:
     return name in table() and name in settings and settings[name] != defaults()[name]
 
 
@@ -246,7 +246,7 @@ def other_threads(n_threads: int) -> list[int]:
     return sorted(n for n in numbers if n >= 1 and n != n_threads)
 
 
-def lossy_values(default: Plan) -> dict[str, list[Any]]:
+def lossy_values(default: Plan) -> dict[str, list[object]]:
     """Values that change what the model writes."""
     values: dict[str, list[Any]] = {}
     for name in ("cache_type_k", "cache_type_v"):

@@ -125,7 +125,7 @@ def time_cell(row: Any) -> str:
     return seconds(row.time_s) if row.time_s > 0 else UNKNOWN
 
 
-def speed_cell(row: Any) -> Cell:
+def speed_cell(row: object) -> Cell:
     """How many times as fast as the default, and its interval."""
     return stacked(picture.speed_of(row), picture.interval_of(row))
 

@@ -274,7 +274,7 @@ def uncached_ttft_s(table: pd.DataFrame, uncached: pd.DataFrame) -> pd.Series:
     return uncached.ttft_s.reindex(table.index).fillna(by_law_s)
 
 
-def finished(table: pd.DataFrame) -> list[Any]:
+def finished(table: pd.DataFrame) -> list[object]:
     """The table as rows, with all columns, None for an unknown figure, and whole numbers for
     counts."""
     table = table.copy()

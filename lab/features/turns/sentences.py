@@ -52,7 +52,7 @@ MOST_FORMULA_ERROR = 0.3
 LEAST_UNPLANNED_SHARE = 0.1  # of the prompt, where the server does not report cached tokens
 
 
-def conclude(rows: Sequence[Any], records: Sequence[Record]) -> list[str]:
+def conclude(rows: Sequence[object], records: Sequence[Record]) -> list[str]:
     """What rows of one setup show, and whether the cache changed an answer."""
     return [*sentences(rows), *same_answers(records)]
 
@@ -99,7 +99,7 @@ def finding(rows: Sequence[Any]) -> str:
     return f"{plural(len(conversations[0]), 'turn')} take {join_and(times)}"
 
 
-def conversation_time(turns: Sequence[Any]) -> str:
+def conversation_time(turns: Sequence[object]) -> str:
     return f"{time_of_parts(turns)}."
 
 

@@ -68,7 +68,7 @@ class Fact:
 Facts = Mapping[str, Fact]
 
 
-def stated(values: Mapping[str, Any], line: int | None = None) -> dict[str, Fact]:
+def stated(values: Mapping[str, object], line: int | None = None) -> dict[str, Fact]:
     """Facts of one line; a value of None or "" is unknown."""
     facts = dict[str, Fact]()
     for name, value in values.items():
@@ -77,7 +77,7 @@ def stated(values: Mapping[str, Any], line: int | None = None) -> dict[str, Fact
     return facts
 
 
-def defaults(values: Mapping[str, Any]) -> dict[str, Fact]:
+def defaults(values: Mapping[str, object]) -> dict[str, Fact]:
     """Facts that a program's documented defaults imply."""
     return {name: Fact(value, None, DEFAULT) for name, value in values.items()}
 
@@ -88,7 +88,7 @@ def value_of(facts: Facts, name: str) -> Any:
     return fact.value if fact else None
 
 
-def settings_of(facts: Facts) -> dict[str, Any]:
+def settings_of(facts: Facts) -> dict[str, object]:
     """The settings that a trial can measure, by their keywords in AskedSettings."""
     settings = dict[str, Any]()
     for name in MEASURABLE:
@@ -159,7 +159,7 @@ class FactOfBoth:
         return printable(", ".join(parts))
 
 
-def same_value(first: Any, second: Any) -> bool:
+def same_value(first: object, second: object) -> bool:
     """Whether two values are the same; what a program chooses itself is not known."""
     if isinstance(first, str) and isinstance(second, str):
         return first.lower() == second.lower() != AUTO

@@ -115,7 +115,7 @@ class Measured:
     ended_by: str | None = None  # what ended it early
 
 
-def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
+def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, object]:
     """The settings of the faster side; what it does not say is as in the slower one."""
     figure = pair.fast if pair.fast.position is not None else pair.slow
     chosen = {**pair.slow.settings, **pair.fast.settings, "lib": lib}

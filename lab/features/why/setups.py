@@ -303,7 +303,7 @@ def facts_of(record: Record, model: str) -> dict[str, Fact]:
     )
 
 
-def settings_of(record: Record) -> dict[str, Any]:
+def settings_of(record: Record) -> dict[str, object]:
     """The settings of a record as keywords of AskedSettings, with resolved values.
 
     None stands for all layers, as in figures of other programs. What is unknown is left out.

@@ -114,7 +114,7 @@ def figures_of(answer: PastedAnswer, program: Program) -> list[Figure]:
 
 def other_rates(
     answer: PastedAnswer, program: Program, n_context: int | None
-) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+) -> Iterator[tuple[str, float | None, dict[str, object]]]:
     """The rates over the total time, and those that a program does not explain."""
     total_s = answer.seconds("total")
     for name, (phase, counts, of_tokens) in OTHER_RATES.items():
@@ -183,7 +183,7 @@ def rate_of_decode(
     return (n_gen - 1) / decode_s, STEPS
 
 
-def drafts_of(answer: PastedAnswer, n_gen: int | None) -> dict[str, Any]:
+def drafts_of(answer: PastedAnswer, n_gen: int | None) -> dict[str, object]:
     """Drafted and accepted tokens, and the tokens that a step brings with them."""
     drafted = answer.count("drafted")
     accepted = answer.count("accepted")
