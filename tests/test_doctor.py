@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from lab.core.record import Device, Model, Noise, NoiseReading, NoiseSamples, Rate, Settings
+from lab.core.record import (
+    CRASHED,
+    Device,
+    Model,
+    Noise,
+    NoiseReading,
+    NoiseSamples,
+    Rate,
+    Settings,
+)
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.features.doctor import attention, checkup, system, threads
@@ -29,6 +38,7 @@ from lab.features.doctor.checks import (
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, Outcome, Probe, Progress
 from lab.runner import builds, cgroups, disturbances, machine, noise_watch
+from lab.runner.plan import make_plan
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker, died
 from tests.support.records import MACHINE, SETTINGS, make_record, make_run, steps_of
@@ -244,6 +254,33 @@ def test_a_slow_kernel_of_attention_is_worth_a_look_with_the_option_that_helps()
     assert check.command.startswith("lab ab '--flash-attn on' '--flash-attn off'")
 
 
+def test_runs_that_failed_have_no_rate() -> None:
+    """Of three runs two crashed. A step takes 10 ms, and sampling 1 ms."""
+    went_well = make_record(make_run(10, 5, decode_ms=10))
+    crash = make_record(make_run(10, 5, status=CRASHED))
+    check = checkup.engine_check([went_well, crash, crash])
+    assert check.figure == checkup.engine_check([went_well]).figure
+    assert "decode 90.9 tokens/s" in (check.figure or "")
+    all_crashed = checkup.engine_check([crash, crash])
+    assert all_crashed.figure is None
+    assert all_crashed.verdict == UNKNOWN
+    assert "No run" in all_crashed.words
+
+
+def test_a_run_without_a_time_per_token_does_not_tell_how_long_a_trial_takes() -> None:
+    assert threads.case_of_trial(make_run(10, 1)) is None
+    assert threads.case_of_trial(make_run(10, 4)) is not None
+
+
+def test_attention_is_not_judged_without_a_time_per_token(fake_worker: FakeWorker) -> None:
+    plan = make_plan(fake_worker, [20], 4, 1)
+    crash = make_record(make_run(10, 5, status=CRASHED))
+    check = attention.examine(fake_worker, plan, [crash])
+    assert check.verdict == UNKNOWN
+    assert check.figure is None
+    assert "No run" in check.words
+
+
 @pytest.mark.parametrize(
     ("flash_s", "changes"),
     [(0.0129, {}), (0.01, {}), (0.005, {}), (0.0078, {"flash_attn_resolved": "off"})],
@@ -330,7 +367,7 @@ class BusyWatch:
 def busy(planted: type[Planted], monkeypatch: pytest.MonkeyPatch) -> type[Planted]:
     """A machine on which another program takes a core, so that two threads wait for each other."""
     monkeypatch.setattr(noise_watch, "NoiseWatch", BusyWatch)
-    monkeypatch.setattr(disturbances, "n_cores", lambda record: 2)
+    monkeypatch.setattr(machine, "n_cores_watched", lambda here: 2)
     planted.slow = staticmethod(lambda settings: 10.0 if settings.n_threads == 2 else 1.0)
     return planted
 

@@ -21,6 +21,7 @@ from lab.features.doctor.checks import (
     BUSY,
     FINE,
     LOOK,
+    NO_TPOT,
     STOP_PROGRAMS,
     UNKNOWN,
     Check,
@@ -69,7 +70,10 @@ def examine(worker: Worker, plan: Plan, runs: Sequence[Record]) -> Check:
         return Check(NAME, None, UNKNOWN, "The lab does not know the heads of this model.")
     if not settings.can_be_plain:
         return Check(NAME, f"flash only, for {settings.type_v} values", FINE)
-    token_s = median((phases.tpot_ns(record.run) or 0) / 1e9 for record in runs)
+    tpots_ns = [ns for record in runs if (ns := phases.tpot_ns(record.run)) is not None]
+    if not tpots_ns:
+        return Check(NAME, None, UNKNOWN, NO_TPOT)
+    token_s = median(tpots_ns) / 1e9
     usual = AttentionLayers(1, 8, 2, 0, USUAL_WIDTH, USUAL_WIDTH)
     is_busy = bool(taken_cpu(runs))
     n_threads = 1 if is_busy else settings.n_threads

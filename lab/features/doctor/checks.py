@@ -30,6 +30,7 @@ COOL = "sensors    (clean the fans, plug it in)"
 FULL_POWER = "powerprofilesctl set performance    (and plug it in)"
 BUSY = "Other programs used the CPU meanwhile. Run lab doctor again when they have ended."
 STOP_PROGRAMS = "top    (stop programs you do not need)"
+NO_TPOT = "No run has a time per output token."
 FREE_MEMORY = "free -h    (stop programs you do not need)"
 SMALLER_MODEL = "free -h    (or a smaller model)"
 

@@ -155,13 +155,18 @@ def attention_check(worker: Worker, exam: EngineExam) -> Check:
 
 
 def engine_check(records: Sequence[Record]) -> Check:
-    """The rates of the median run; worth a look if other programs took CPU time from it."""
+    """The rates of the median run that has them; worth a look if other programs took CPU time."""
     prefill_tps: list[float] = []
     decode_tps: list[float] = []
     for record in records:
         run = record.run
-        prefill_tps.append(1e9 * run.n_prompt / (phases.prefill_ns(run) or 1))
-        decode_tps.append(1e9 / (phases.tpot_ns(run) or 1))
+        prefill_ns = phases.prefill_ns(run)
+        tpot_ns = phases.tpot_ns(run)
+        if prefill_ns and tpot_ns:
+            prefill_tps.append(1e9 * run.n_prompt / prefill_ns)
+            decode_tps.append(1e9 / tpot_ns)
+    if not decode_tps:
+        return Check("engine", None, UNKNOWN, checks.NO_TPOT)
     prefill = statistics.median(prefill_tps)
     decode = statistics.median(decode_tps)
     figure = f"prefill {digits(prefill)}, decode {digits(decode)} tokens/s"

@@ -127,10 +127,14 @@ def first_run(worker: Worker, plan: Plan, watch: ShowStatus) -> Record:
 
 
 def case_of_trial(run: Run) -> Case | None:
-    """The longest prompt that takes up to RUN_S, by the times of a run; None if all take too
-    long."""
-    token_s = (phases.tpot_ns(run) or 0) / 1e9
-    prompt_token_s = (phases.prefill_ns(run) or 0) / run.n_prompt / 1e9
+    """The longest prompt that takes up to RUN_S, by the times of a run; None if all take too long,
+    or the run has no times."""
+    tpot_ns = phases.tpot_ns(run)
+    prefill_ns = phases.prefill_ns(run)
+    if tpot_ns is None or prefill_ns is None:
+        return None
+    token_s = tpot_ns / 1e9
+    prompt_token_s = prefill_ns / run.n_prompt / 1e9
     for n_prompt in LENGTHS:
         if n_prompt * prompt_token_s + N_GEN * token_s <= RUN_S:
             return Case(n_prompt, N_GEN)

@@ -258,9 +258,14 @@ def log_times(records: tuple[Record, ...] | list[Record], is_prefill: bool) -> l
 
 
 def ns_per_token(run: Run, is_prefill: bool) -> float | None:
-    """Nanoseconds per token of a run: of its prompt, or of its answer after the first token."""
+    """Nanoseconds per token of a run: of its prompt, or of its answer after the first token.
+
+    Imported results have no TPOT, as their tools stamp no tokens: they have decode compute.
+    """
     if not is_prefill:
-        return phases.tpot_ns(run) or phases.decode_compute_mean_ns(run)
+        if run.imported_from is not None:
+            return phases.decode_compute_mean_ns(run)
+        return phases.tpot_ns(run)
     prefill_ns = phases.prefill_ns(run)
     if not prefill_ns or not run.n_prompt:
         return None
