@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import functools
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -376,6 +377,23 @@ def test_sizes_of_text_in_pictures_are_decided_in_one_place() -> None:
             if is_literal and node.arg in ("fontsize", "labelsize"):
                 literal.append(f"{file}:{node.value.lineno}")
     assert literal == []
+
+
+WRITTEN_ONCE = {
+    r"status [!=]= OK\b.*\bwarmup": {"core/record", "show/table"},  # Run.is_timed, table.timed
+    r"disturbed.*mean\(\).*0\.5": set[str](),  # shown.is_unreliable
+}
+"""What is decided in one place, by how it would be written elsewhere."""
+
+
+@pytest.mark.parametrize("pattern", WRITTEN_ONCE)
+def test_a_rule_is_written_in_one_place(pattern: str) -> None:
+    places = set()
+    for file in FILES:
+        text = (PACKAGE / f"{file}.py").read_text(encoding="utf-8")
+        if re.search(pattern, text):
+            places.add(file)
+    assert places == WRITTEN_ONCE[pattern]
 
 
 def test_a_class_name_stands_for_one_thing() -> None:

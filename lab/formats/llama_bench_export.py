@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.core import phases
 from lab.core.lines import to_json
-from lab.core.record import OK, UNKNOWN_THREADS, Record, Run
+from lab.core.record import UNKNOWN_THREADS, Record, Run
 from lab.formats.llama_bench_rows import FLASH_ATTN
 from lab.runner import machine
 
@@ -79,7 +79,7 @@ def as_json(rows: Sequence[dict[str, Any]]) -> str:
 
 def timed_lengths(run: Run) -> list[Run]:
     """The run, or each length of a sweep, if it succeeded and is no warm-up."""
-    if run.status != OK or run.warmup:
+    if not run.is_timed:
         return []
     return list(phases.by_length(run))
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from lab.core import memory, shown, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import (
-    OK,
     Machine,
     Model,
     Noise,
@@ -314,7 +313,7 @@ def is_doubtful(records: Sequence[Record]) -> bool:
 
 def drift(records: Sequence[Record]) -> list[str]:
     """A sentence for each session and variant whose sentinel became slower or faster."""
-    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    timed = [record for record in records if record.run.is_timed]
     lines: list[str] = []
     by_variant = grouped(timed, lambda record: (record.session, record.run.variant))
     for (_, variant), runs in by_variant.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lab.core.figures import PREFILL as PREFILL_TIME, TTFT
 from lab.core.record import PREFILL
 from lab.core.results import Readable
+from lab.core.shown import is_unreliable
 from lab.errors import LabError
 from lab.show import canvas, selection, table
 from lab.show.canvas import GUIDE
@@ -161,8 +162,11 @@ def _write_growth(ax: Axes, rows: pd.DataFrame, column: str) -> None:
     """
     by_length = rows.groupby("n_prompt")
     medians = by_length[column].median()
-    if len(medians) > MOST_GROWTHS or by_length.disturbed.mean().ge(0.5).any():
+    if len(medians) > MOST_GROWTHS:
         return
+    for _, repeats in by_length:
+        if is_unreliable(len(repeats), int(repeats.disturbed.sum())):
+            return
     for (length, time_s), (next_length, next_time_s) in itertools.pairwise(medians.items()):
         tokens = times(next_length / length)
         growth = f"{tokens} the tokens:\n{times(next_time_s / time_s)} the time"

@@ -10,6 +10,7 @@ from lab.core import figures, growth
 from lab.core.figures import FigureKind
 from lab.core.record import DECODE as DECODE_STEPS, Record
 from lab.core.results import Readable, measured_of
+from lab.core.shown import is_unreliable
 from lab.errors import LabError
 from lab.show import canvas, selection, summaries, sweep_laws, table, text_growth
 from lab.show.canvas import OF_DECODE, OF_PREFILL
@@ -97,7 +98,7 @@ def finding(rows: pd.DataFrame) -> str | None:
     None for a single length, and if half of the runs were disturbed.
     """
     medians = rows.groupby("n_prompt")[[figures.PREFILL.name, figures.TPOT.name]].median()
-    if len(medians) < 2 or rows.disturbed.mean() >= 0.5:
+    if len(medians) < 2 or is_unreliable(len(rows), int(rows.disturbed.sum())):
         return None
     length = times(medians.index[-1] / medians.index[0])
     growth = medians.iloc[-1] / medians.iloc[0]

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import figures, shown, stats
 from lab.core.figures import FigureKind
-from lab.core.record import OK
 from lab.core.results import Readable
 from lab.core.shown import Shown
 from lab.errors import LabError
 from lab.show import text_setup
-from lab.show.table import NAN, runs
+from lab.show.table import NAN, runs, timed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,9 +59,9 @@ def summary(table: pd.DataFrame | Readable) -> pd.DataFrame:
         return table
     request_kinds = REQUEST_KINDS if "server" in table else ()
     keys = [*text_setup.fields(table), *request_kinds, "n_prompt", "n_gen"]
-    timed = table[(table.status == OK) & ~table.warmup & table.case.isna()]
+    plain = timed(table[table.case.isna()])
     rows = []
-    for values, repeats in timed.groupby(keys, dropna=False, sort=False):
+    for values, repeats in plain.groupby(keys, dropna=False, sort=False):
         setup = dict(zip(keys, values, strict=True))
         rows.append(setup | _figures_of(repeats))
     if not rows:

@@ -279,12 +279,17 @@ def is_measured(record: RequestRecord) -> bool:
     return record.is_good and request.is_warm is not True and request.is_short is not True
 
 
+def timed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a table that succeeded and are no warm-ups, as Run.is_timed says of a run."""
+    return rows[(rows.status == OK) & ~rows.warmup]
+
+
 def measured(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that count: timed and successful.
 
     Requests also ran alone, are not known to be warm, and have a full answer.
     """
-    rows = rows[(rows.status == OK) & ~rows.warmup]
+    rows = timed(rows)
     if "server" not in rows:
         return rows
     is_request = rows.server.notna()

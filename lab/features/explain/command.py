@@ -11,7 +11,7 @@ from lab.app import kinds
 from lab.app.help import Command
 from lab.app.options import DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
 from lab.app.reading import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_parts
-from lab.core.record import OK, Record
+from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.explain import server_budget
 from lab.features.explain.section import explained
@@ -107,7 +107,7 @@ def print_server(section: Section, as_json: bool) -> None:
 
 def _of_good_runs(records: Sequence[Record]) -> list[Record]:
     """The records of runs that succeeded, without warm-ups. LabError where there is none."""
-    good = [record for record in records if record.run.status == OK and not record.run.warmup]
+    good = [record for record in records if record.run.is_timed]
     own = [record for record in good if record.run.imported_from is None]
     if good and not own:
         raise LabError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from lab.core import shell
+from lab.core import shell, shown
 from lab.core.lists import plural
 from lab.core.stats import Ratio
 from lab.features.tune import picture
@@ -108,7 +108,8 @@ def warnings(result: Tuned) -> list[str]:
     timed = result.runs.dropna(subset=["block"])
     confirming = timed[timed.part == CONFIRM]
     counting = timed if confirming.empty else confirming
-    if counting.is_disturbed.astype(bool).mean() >= 0.5:
+    n_disturbed = int(counting.is_disturbed.astype(bool).sum())
+    if shown.is_unreliable(len(counting), n_disturbed):
         lines.append(
             "Other programs disturbed at least half of the runs that count. Run lab tune again "
             "while no other program runs."
