@@ -4,6 +4,8 @@ too."""
 import gc
 import sys
 
+from lab.errors import EXIT_INTERRUPTED
+
 
 def main() -> None:
     gc.set_threshold(100_000)  # imports make many objects and no garbage
@@ -13,7 +15,7 @@ def main() -> None:
         command()
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

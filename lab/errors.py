@@ -1,10 +1,14 @@
-"""The one error a user sees: what failed, with the value that failed, and what to do next."""
+"""The one error a user sees: what failed, with the value that failed, and what to do next; and the
+command's exit statuses."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from types import FrameType
+
+EXIT_FAILED = 1  # the status of the `lab` command after an error
+EXIT_INTERRUPTED = 130  # after Ctrl-C
 
 
 def printable(text: str, allowed: str = "") -> str:

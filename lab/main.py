@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from lab import feature_list
-from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, CommandGroup
-from lab.errors import LabError
+from lab.app.help import CommandGroup
+from lab.errors import EXIT_FAILED, EXIT_INTERRUPTED, LabError
 
 
 class Commands(UserDict[str, Any]):

@@ -16,7 +16,7 @@ from lab.core.record import CRASHED, FAILED, OK, Record, Run
 from lab.errors import LabError
 from lab.process.wire import Progress
 from lab.process.worker import Worker
-from lab.runner import prompts
+from lab.runner import cases, prompts
 from lab.runner.cases import Case, Until
 from lab.runner.plan import N_PILOT, make_plan, with_cases
 from lab.runner.progress import Status
@@ -181,6 +181,21 @@ def test_a_death_costs_one_run_and_the_engine_starts_again(
     assert outcome(records) == of_10 + crashes
     assert (fake_worker.starts, fake_worker.loads) == (n_starts, n_starts)
     assert CRASHED not in [run.status for run in warm_ups(records)]
+
+
+@pytest.mark.parametrize(
+    ("status", "n_crashes", "most_crashes", "expected"),
+    [
+        (CRASHED, 1, 2, False),
+        (CRASHED, 2, 2, True),
+        (CRASHED, 1, 1, True),
+        (FAILED, 1, 2, True),
+    ],
+)
+def test_an_error_is_given_up_at_once_and_crashes_after_the_most(
+    status: str, n_crashes: int, most_crashes: int, expected: bool
+) -> None:
+    assert cases.is_given_up(status, n_crashes, most_crashes) == expected
 
 
 def test_a_death_while_warming_up_costs_no_run(bench: Any, fake_worker: FakeWorker) -> None:

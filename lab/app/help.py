@@ -12,8 +12,6 @@ import click
 from lab.core import sampling
 from lab.core.asked_settings import table
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 MOST_UNGROUPED = 7  # options that are listed without groups, where a command has no more
 
 

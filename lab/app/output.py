@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from lab import feature_list
 from lab.app import command_words, kinds
-from lab.app.help import EXIT_FAILED
 from lab.app.reading import RESULTS, any_good, context, hint, nearby, note
 from lab.core import shell
 from lab.core.files import expanded
-from lab.errors import LabError
+from lab.errors import EXIT_FAILED, LabError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.app.help import EXIT_INTERRUPTED
 from lab.app.output import Output
 from lab.core.lists import plural
 from lab.core.record import Record
-from lab.errors import LabError
+from lab.errors import EXIT_INTERRUPTED, LabError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,14 +13,14 @@ from typing import Any, Unpack
 
 import click
 
-from lab.app.help import EXIT_INTERRUPTED, Command
+from lab.app.help import Command
 from lab.app.options import SETTINGS, as_json_option, out_option, with_options
 from lab.core.arguments import StrPath, Texts
 from lab.core.asked_settings import parts
 from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Rate
-from lab.errors import warn
+from lab.errors import EXIT_INTERRUPTED, warn
 from lab.models import catalog
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD, Probe
 from lab.roofline import kernel_rates, measuring, probing

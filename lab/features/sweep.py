@@ -27,7 +27,7 @@ from lab.core.keywords import EngineSettings
 from lab.core.record import Record
 from lab.core.stored_command import storing
 from lab.models import catalog
-from lab.runner.plan import make_plan
+from lab.runner.plan import DEFAULT_REPEAT, make_plan
 from lab.runner.progress import Watch
 from lab.runner.session import carry_out
 
@@ -40,7 +40,7 @@ def sweep(
     max_len: int = 8192,
     every: int = 512,
     gen: int = 16,
-    repeat: int = 3,
+    repeat: int = DEFAULT_REPEAT,
     model: str = catalog.DEFAULT,
     *,
     out: StrPath = "results",
@@ -95,7 +95,11 @@ def sweep(
     ),
     gen_option(16, "Tokens to generate at each measurement."),
     click.option(
-        "--repeat", "-r", default=3, show_default=True, help="Passes through the context."
+        "--repeat",
+        "-r",
+        default=DEFAULT_REPEAT,
+        show_default=True,
+        help="Passes through the context.",
     ),
     *UNTIL,
     *SETTINGS,

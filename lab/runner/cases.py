@@ -90,14 +90,23 @@ def named(case: Case) -> dict[str, Any]:
     }
 
 
+def status_of(problem: LabError) -> str:
+    return record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
+
+
+def is_given_up(status: str, n_crashes: int, most_crashes: int) -> bool:
+    """Whether what failed is not tried again: after an error that the engine reported, which would
+    come again, or after the most crashes, which may be chance."""
+    return status == record.FAILED or n_crashes >= most_crashes
+
+
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     """The record of a failure."""
-    status = record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
     return Run(
         **named(case),
         repeat=repeat,
         warmup=warmup,
-        status=status,
+        status=status_of(problem),
         error=str(problem),
         started_at=utc_now(),
         steps=Steps(),

@@ -31,7 +31,7 @@ from lab.errors import LabError, warn
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import attention_probe, machine, progress
-from lab.runner.cases import Case, Plan, Until, failed_run
+from lab.runner.cases import Case, Plan, Until, failed_run, is_given_up, status_of
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.forecast import work_of_plan
 from lab.runner.progress import Reporter, ShowStatus, Watch
@@ -292,11 +292,11 @@ class _Loop:
         if change is not None:
             run = failed_run(case, repeat, problem, warmup=True)
             return settings, dataclasses.replace(run, error=change)
-        may_be_chance = isinstance(problem, WorkerDied) and self.n_crashes[case] < most_crashes
-        if not may_be_chance:
+        is_last = is_given_up(status_of(problem), self.n_crashes[case], most_crashes)
+        if is_last:
             self.abandoned.add(case)
             self.runs.keep(without(self.runs, case, 0))
-        return settings, failed_run(case, repeat, problem, warmup=is_warmup and may_be_chance)
+        return settings, failed_run(case, repeat, problem, warmup=is_warmup and not is_last)
 
 
 def repeats_until(runs: Mapping[Case, Sequence[Run]], until: Until) -> dict[Case, int]:

@@ -22,12 +22,12 @@ from typing import Any
 
 from lab.core import shell
 from lab.core.asked_settings import check_number
-from lab.core.record import FAILED, OK, Record, Run
+from lab.core.record import OK, Record, Run
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, machine
-from lab.runner.cases import Case, MakesPlan, Plan, failed_run
+from lab.runner.cases import Case, MakesPlan, Plan, failed_run, is_given_up
 from lab.runner.forecast import work_of_plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -169,7 +169,7 @@ def execute(
         run, most_crashes = yield from trial.block(blocks.first + number)
         if run.status != OK:
             n_crashes[run.variant] += 1
-            if run.status == FAILED or n_crashes[run.variant] >= most_crashes:
+            if is_given_up(run.status, n_crashes[run.variant], most_crashes):
                 raise LabError(f"{run.variant}: {run.error}", "The finished runs are kept.")
             n_left = (blocks.n - number - 1) * len(cases_of_block)
             runs.pass_over(n_left)

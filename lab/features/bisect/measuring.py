@@ -22,7 +22,7 @@ from lab.core.asked_settings import check_number, parts
 from lab.core.files import expanded
 from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
-from lab.core.record import FAILED, OK, Model, Record, Run
+from lab.core.record import OK, Model, Record, Run
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.features.bisect import package_index, series
@@ -47,7 +47,7 @@ from lab.process.setup import ProcessSetup
 from lab.process.wire import Build
 from lab.process.worker import Worker
 from lab.runner import builds, machine, progress, trial
-from lab.runner.cases import Plan, utc_now
+from lab.runner.cases import Plan, is_given_up, utc_now
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status, Watch
 from lab.runner.run_list import RunList
@@ -363,7 +363,7 @@ class BisectSession:
     def after_failure(self, run: Run, place: int, most_crashes: int) -> Iterator[BuildLine]:
         """Leave a build out that fails, or whose engine crashed too often."""
         self.crashes[place] += 1
-        if run.status == FAILED or self.crashes[place] >= most_crashes:
+        if is_given_up(run.status, self.crashes[place], most_crashes):
             reason = run.error or "its run failed"
             yield self.leave_out(place, LabError(reason, "Try it alone: lab measure"))
 

@@ -23,7 +23,7 @@ from lab.process.worker import Worker
 from lab.roofline.choosing import BETWEEN, NAME, Choosing
 from lab.runner import pace, placement
 from lab.runner.cases import Case, Plan, Text
-from lab.runner.plan import make_plan, with_cases
+from lab.runner.plan import DEFAULT_REPEAT, make_plan, with_cases
 from lab.runner.refusals import need_every_position, whole_numbers
 
 DEFAULT_SEQUENCES = "1,8,32"
@@ -32,7 +32,6 @@ PROMPT_LEN = 1024  # so that the longest window of the penalties is full
 GEN = 12
 LEAST_GEN = 4
 FEWEST_STEPS = 2  # with each chain, forth and back, of many sequences
-N_REPEAT = 3
 LIST_BYTES = 12  # of a token in a list of candidates: number, logit, probability
 N_LISTS = 2  # of a chain: that of its sampler, and a sorted copy
 LOGIT_BYTES = 4
@@ -125,7 +124,7 @@ def plan(
     check_number("prompt_len", prompt_len, 100_000, 2)
     check_number("gen", gen, 1000, LEAST_GEN)
     settings = {"kv_unified": "on", **settings}
-    n_repeat = N_REPEAT if repeat is None else repeat
+    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     plain = make_plan(worker, [prompt_len], gen, n_repeat, model, **settings)
     need_every_position(plain.model)
     if plain.settings.n_batch < max(n_seqs):
@@ -221,7 +220,7 @@ def plan_of_size(
     path = vocabularies.make(folder, n_vocab)
     random = {"prompt": "random", "kv_unified": "on"}
     settings = {**settings, **random, "seed": seed}
-    n_repeat = N_REPEAT if repeat is None else repeat
+    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     plain = make_plan(worker, [RANDOM_PROMPT], gen, n_repeat, str(path), **settings)
     return _with_chains(plain, chains or named_chains.without_texts(seed), [1], gen)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.app.help import EXIT_FAILED, Command
+from lab.app.help import Command
 from lab.app.options import DETAILS, ENGINE, MODEL, as_json_option, with_options
+from lab.errors import EXIT_FAILED
 from lab.features.doctor.checks import BROKEN, LOOK, UNKNOWN, Check
 from lab.features.doctor.checkup import Checkup, examine
 from lab.runner import machine

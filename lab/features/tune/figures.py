@@ -31,11 +31,11 @@ from lab.features.tune.search import Search
 from lab.models import catalog
 from lab.runner.batches import batch_of
 from lab.runner.disturbances import disturbances
+from lab.show.comparison import AT_LEAST
 
 if TYPE_CHECKING:
     import pandas as pd
 
-AT_LEAST = 0.01  # the least gain that a recommendation needs
 FEWEST_CONFIRMED = 4  # the fewest blocks that a recommendation needs
 DEFAULT = "default"
 WINNER = "winner"

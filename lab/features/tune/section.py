@@ -12,7 +12,6 @@ from lab.core.stats import Ratio
 from lab.features.tune import picture
 from lab.features.tune.choices import DECODE, PREFILL, Choice, is_lossy
 from lab.features.tune.figures import (
-    AT_LEAST,
     DEFAULT,
     FEWEST_CONFIRMED,
     WINNER,
@@ -25,6 +24,7 @@ from lab.formats import other_tools
 from lab.models import catalog
 from lab.show import console, text_setup
 from lab.show.cells import LONG_TEXT, N_RUNS, Cell, Column, stacked
+from lab.show.comparison import AT_LEAST
 from lab.show.section import (
     UNKNOWN,
     WIDE,
