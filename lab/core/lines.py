@@ -1,10 +1,13 @@
 """Write the dataclasses of record.py as lines of JSON, and read them back with every type and range
 checked.
 
-A missing key gets its field's default, and an unknown key is ignored. Files may come from anyone,
-and figures are computed from them: reading removes control characters from every string, and
-refuses numbers far beyond what a machine can do, so that arithmetic neither overflows nor takes
-gigabytes.
+A missing key gets its field's default, and an unknown key is ignored. Lines of another
+schema than SCHEMA, older or newer, are refused; who reads a file skips them with the reason
+(`results.read`).
+
+Files may come from anyone, and figures are computed from them: reading removes control characters
+from every string, and refuses numbers far beyond what a machine can do, so that arithmetic neither
+overflows nor takes gigabytes.
 """
 
 from __future__ import annotations

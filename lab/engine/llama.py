@@ -183,7 +183,7 @@ def context_params(asked: Settings) -> Any:
         no_perf=True,
     )
     for setting in table().values():
-        placement.copy(asked, setting, params, setting.context_param)
+        placement.copy_setting(asked, setting, params, setting.context_param)
     return params
 
 

@@ -44,7 +44,7 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
     Returns the objects that must live as long as the model.
     """
     for setting in table().values():
-        copy(asked, setting, params, setting.model_param)
+        copy_setting(asked, setting, params, setting.model_param)
     if asked.mmap is not None:
         mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
         set_fields(params, load_mode=mode)
@@ -66,7 +66,7 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
     return tuple(arrays)
 
 
-def copy(asked: Settings, setting: Setting, params: Any, name: str | None) -> None:
+def copy_setting(asked: Settings, setting: Setting, params: Any, name: str | None) -> None:
     """Copy the value of a setting into this field of llama.cpp's parameters, unless it is None."""
     value = getattr(asked, setting.recorded)
     if name is not None and value is not None:
