@@ -16,7 +16,7 @@ import click
 
 from lab.app.command_words import words_of_values
 from lab.app.help import Command
-from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, Option, with_options
+from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, CommandOption, with_options
 from lab.app.running import carry_out
 from lab.app.server import REACHING, TIMEOUT, URL, check_side, given, of_engine
 from lab.core import shown
@@ -92,7 +92,7 @@ class Experiment:
     chapter: str  # on a page with several kinds of results
     about: str  # the help of the command
     plan: MakesPlan
-    options: Sequence[Option]  # besides those of the engine and of the output
+    options: Sequence[CommandOption]  # besides those of the engine and of the output
     main_options: tuple[str, ...]  # that the help shows first
     tables: tuple[ExperimentTable, ...]
     saves_states: bool = False  # then the plan gets a `folder` for them

@@ -16,7 +16,7 @@ from lab.errors import LabError
 Decorated = TypeVar("Decorated", bound=Callable[..., object] | click.Command)
 
 
-class Option(Protocol):
+class CommandOption(Protocol):
     """A decorator that gives a command an option."""
 
     def __call__(self, command: Decorated, /) -> Decorated: ...
@@ -98,7 +98,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 DURATION = Duration()
 
 
-def setting_option(name: str, default: object = None) -> Option:
+def setting_option(name: str, default: object = None) -> CommandOption:
     """The option of a setting, from the table of settings, unless with another default."""
     setting = table()[name]
     default = default or setting.default
@@ -207,36 +207,36 @@ SAMPLING = [
 """How tokens are chosen. Without any of these options: greedy."""
 
 
-def as_json_option(instead_of: str = "table", help: str = "") -> Option:
+def as_json_option(instead_of: str = "table", help: str = "") -> CommandOption:
     help = help or f"One JSON document on stdout instead of the {instead_of}."
     return click.option("--json", "as_json", cls=Unstored, is_flag=True, help=help)
 
 
-def out_option(help: str) -> Option:
+def out_option(help: str) -> CommandOption:
     return click.option(
         "--out", "-o", cls=Unstored, default="results", show_default=True, help=help
     )
 
 
-def lengths_option(default: str, help: str) -> Option:
+def lengths_option(default: str, help: str) -> CommandOption:
     """Several prompt lengths, in the words of `parse_lengths`."""
     return click.option("--prompt-len", "-p", default=default, show_default=True, help=help)
 
 
-def prompt_len_option(default: int | None, help: str) -> Option:
+def prompt_len_option(default: int | None, help: str) -> CommandOption:
     """One prompt length. Without a default the help says what counts."""
     return click.option(
         "--prompt-len", "-p", type=TOKENS, default=default, show_default=True, help=help
     )
 
 
-def gen_option(default: int, help: str) -> Option:
+def gen_option(default: int, help: str) -> CommandOption:
     return click.option(
         "--gen", "-n", type=TOKENS, default=default, show_default=True, help=help
     )
 
 
-def budget_option(default: str | None, help: str) -> Option:
+def budget_option(default: str | None, help: str) -> CommandOption:
     """The time that a command may take. Without a default the help says what counts."""
     return click.option(
         "--budget", type=DURATION, default=default, show_default=True, help=help
@@ -338,7 +338,7 @@ def with_until(
 
 
 def with_options(
-    *options: Option,
+    *options: CommandOption,
 ) -> Callable[[Decorated], Decorated]:
     """A decorator that gives a command these options, in this order."""
 
