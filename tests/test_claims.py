@@ -13,7 +13,15 @@ from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.claims import judging, measuring, section
-from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
+from lab.features.claims.judging import (
+    CLAIMS,
+    HOLDS,
+    HOLDS_NOT,
+    UNSURE,
+    UNTESTABLE,
+    ClaimRow,
+    Verdicts,
+)
 from lab.features.claims.measuring import PARTS, ClaimsSession, Measurement
 from lab.features.report import page
 from lab.show import console
@@ -60,7 +68,7 @@ def measured(
     return list(measurement(plan, worker, path, []))
 
 
-def rows(records: list[Record], only: str | None = None) -> list[dict[str, Any]]:
+def rows(records: list[Record], only: str | None = None) -> list[ClaimRow]:
     verdicts = next(judging.of_sessions(measuring.choose(only), records, []))
     return verdicts.rows
 

@@ -21,6 +21,7 @@ from lab.features.claims.judging import (
     UNSURE,
     UNTESTABLE,
     Claim,
+    JudgedClaim,
     JudgedFigure,
     judge,
 )
@@ -82,7 +83,7 @@ def judged(
     number: int,
     machine: Planted,
     seed: int = 1,
-) -> dict[str, Any]:
+) -> JudgedClaim:
     claim = BY_NUMBER[number]
     records = machine.session(tuple(claim["parts"]), seed)
     return judge(claim, Evidence(records, machine.ceilings()))
@@ -254,6 +255,6 @@ def test_the_summary_counts_verdicts() -> None:
         judging.UNSURE,
         judging.UNSURE,
     ]
-    rows = [{"verdict": verdict} for verdict in verdicts]
+    rows: list[Any] = [{"verdict": verdict} for verdict in verdicts]
     summary = judging.Verdicts("a-session", rows, ()).summary
     assert summary == "5 claims: 2 hold here, 1 does not hold here and 2 cannot be told."

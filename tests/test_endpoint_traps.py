@@ -133,7 +133,7 @@ def send(
 
 def n_sent(client: Client) -> int:
     """Requests for tokens that the server has had."""
-    return int(client.object_at("/null/sent")["n_requests"])
+    return int(str(client.object_at("/null/sent")["n_requests"]))
 
 
 # 1: a chunk is not a token

@@ -326,7 +326,8 @@ def test_the_bill_in_sentences() -> None:
     assert cost.startswith("Calls 3 and 5 read 2,600 tokens again: 5.20 s of 14.4 s.")
     assert cost.endswith("changed, first at character 1,204: a time of day.")
     assert saving.startswith("Keep message 1 (system) as it was")
-    assert part.document()["mends"][0]["calls"] == (3, 5)
+    mends: list[Any] = part.document()["mends"]
+    assert mends[0]["calls"] == (3, 5)
 
 
 def test_lines_are_read_back_and_wrong_ones_refused() -> None:
@@ -797,7 +798,7 @@ def test_the_agent_is_recorded_until_it_ends(recordings: dict[str, Any]) -> None
     assert outcome[0] == 3  # the agent's
     assert "1 of 4 calls broke the cache" in outcome[1]
     assert "08:0[0:00 -> 3:27]Z" in outcome[1]  # on the terminal only
-    calls = results.read([path]).findings
+    calls: tuple[Any, ...] = results.read([path]).findings
     assert [call.turn for call in calls] == [1, 2, 3, 4]
     assert calls[2].cause.what == "a time of day"
     assert calls[2].cause.character == len("It is 08:0")
@@ -874,7 +875,8 @@ def test_a_strange_body_ends_no_recording(
     else:
         assert "could not be recorded" in recorder.problem.what
     if keeps_text:
-        assert read.findings[-1].body["temperature"] == 0.7
+        findings: tuple[Any, ...] = read.findings
+        assert findings[-1].body["temperature"] == 0.7
 
 
 def test_numbers_that_json_lacks_are_stored_as_null(tmp_path: Path) -> None:

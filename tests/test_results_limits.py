@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab.core import files, results
-from lab.core.lines import to_json
+from lab.core.lines import Line, to_json
 from lab.core.record import Record, Steps
 from lab.core.request import RequestRecord
 from lab.errors import LabError
@@ -351,7 +351,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 # What makes lines equal
 
 
-def both(tmp_path: Path, first: object, second: object) -> list[Record]:
+def both(tmp_path: Path, first: Line, second: Line) -> list[Record]:
     path = tmp_path / "a.jsonl"
     path.unlink(missing_ok=True)
     results.save(path, first, second)

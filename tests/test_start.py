@@ -299,7 +299,8 @@ def test_a_real_start_of_a_small_model(mini: Path, tmp_path: Path) -> None:
 
 def test_the_title_of_the_picture_says_when_the_first_token_comes() -> None:
     sample = Path(__file__).parent.parent / "docs/start-amd-epyc.jsonl"
-    starts = figures.starts_table(results.read([sample]).findings)
+    lines = [line for line in results.read([sample]).findings if isinstance(line, StartLine)]
+    starts = figures.starts_table(lines)
     assert picture.finding(figures.setups(starts)) == (
         "The first token comes after 1.30 s from the disk and 1.15 s from the page cache"
     )

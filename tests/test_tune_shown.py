@@ -63,7 +63,8 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
     assert medians.startswith(
         "Medians of these blocks: first token after 21.2 ms instead of 21.2 ms, each further token"
     )
-    (row,) = section_of(lines).document()["tunings"]
+    rows: list[Any] = section_of(lines).document()["tunings"]
+    (row,) = rows
     assert row["recommended"] == OFF
     assert row["gain_low"] < row["gain"] < row["gain_high"] < 1.25
     assert row["tried"][1]["speed"] > 2.2
@@ -167,7 +168,8 @@ def test_without_a_confirmed_gain_nothing_is_recommended(
     lines: list[Any], phrase: str
 ) -> None:
     assert section_of(lines).answer.startswith(phrase)
-    (row,) = section_of(lines).document()["tunings"]
+    rows: list[Any] = section_of(lines).document()["tunings"]
+    (row,) = rows
     assert row["recommended"] is None
     assert "recommended" not in {choice["verdict"] for choice in row["tried"]}
 

@@ -71,7 +71,8 @@ class Results(list[Line]):
         from lab.errors import LabError
         from lab.show import canvas
 
-        for section in kinds.sections(list(self)):
+        lines: list[Any] = list(self)
+        for section in kinds.sections(lines):
             for picture in section.all_pictures:
                 figure = canvas.new_figure(picture.file_size)
                 picture.draw(figure)

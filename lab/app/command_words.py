@@ -3,9 +3,9 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -16,6 +16,9 @@ from lab.app.options import UNSTORED
 from lab.core import shell
 from lab.core.files import exists
 from lab.models import catalog
+
+if TYPE_CHECKING:
+    from lab.core.lines import Lines
 
 ASKED_FOR = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
@@ -89,7 +92,7 @@ def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[s
     return arguments
 
 
-def line(records: Sequence[Any]) -> str | None:
+def line(records: Lines) -> str | None:
     """The command line that made a session; None where it is not known, as for imported results."""
     for record in records:
         command = record.command

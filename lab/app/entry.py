@@ -113,7 +113,7 @@ def _read(name: str, value: object, annotation: str) -> object:
     return value
 
 
-def _settings(keywords: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
+def _settings(keywords: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, object]:
     """Keywords beyond the parameters: settings by their table, others by their declared type."""
     values = arguments.settings(keywords)
     for name, value in values.items():
@@ -122,7 +122,7 @@ def _settings(keywords: Mapping[str, Any], declared: Mapping[str, str]) -> dict[
     return values
 
 
-def _variants(name: str, variants: Any, known_names: list[str]) -> list[dict[str, Any]]:
+def _variants(name: str, variants: Any, known_names: list[str]) -> list[dict[str, object]]:
     """The variants of a trial, each a mapping of settings."""
     is_list = arguments.is_sequence(variants)
     values = list(variants) if is_list else []

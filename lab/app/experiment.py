@@ -121,7 +121,7 @@ class Experiment:
         """Its kind of results."""
         return Kind(self.name, self.has_measured, self.sections)
 
-    def has_measured(self, line: Any) -> bool:
+    def has_measured(self, line: object) -> bool:
         """Whether a line of a results file is one of its runs."""
         return is_plain(line) and line.run.experiment == self.name
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab import feature_list
 from lab.app import command_words
@@ -21,8 +21,9 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lab.core.lines import Lines
     from lab.core.record import Ceilings, Record
-    from lab.show.section import Context, Kind, Lines, Section
+    from lab.show.section import Context, Kind, Section
 
 
 PLAIN_RUNS = "runs"
@@ -146,15 +147,15 @@ def _closing(records: Lines, sentences: Sequence[str]) -> list[Section]:
     return [section for section in closing if section != Section()]
 
 
-def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, Any]:
+def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, object]:
     """The rows of sections, what disturbed the runs, and what failed."""
     from lab.show import table, text_doubts, text_requests
 
-    lists: dict[str, list[Any]] = {"rows": []}
+    lists: dict[str, list[object]] = {"rows": []}
     for section in sections(records) if shown is None else shown:
         for name, values in section.document().items():
             lists.setdefault(name, []).extend(values)
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     for name, values in lists.items():
         if values or name == "rows":
             document[name] = values

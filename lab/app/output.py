@@ -19,6 +19,7 @@ from lab.errors import EXIT_FAILED, LabError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lab.core.lines import Lines
     from lab.core.record import Record
     from lab.show.section import Section
 
@@ -44,7 +45,7 @@ class Output:
 
     def finish(
         self,
-        records: Sequence[Any],
+        records: Lines,
         path: Path,
         problem: LabError | None = None,
         failed: bool = False,
@@ -76,7 +77,7 @@ class Output:
 
     def _print_text(
         self,
-        records: Sequence[object],
+        records: Lines,
         path: Path,
         shown: Sequence[Section],
         tables: Callable[[Console], object] | None,
@@ -101,7 +102,7 @@ class Output:
 
     def _print_json(
         self,
-        records: Sequence[object],
+        records: Lines,
         path: Path,
         shown: Sequence[Section],
         at_least: float | None,
@@ -124,9 +125,7 @@ class Output:
             return []
         return kinds.draw_what_can_be(shown, path.parent, path.stem)
 
-    def _write_page(
-        self, records: Sequence[Any], path: Path, at_least: float | None
-    ) -> Path | None:
+    def _write_page(self, records: Lines, path: Path, at_least: float | None) -> Path | None:
         """The page for --report, by the feature that writes pages."""
         from lab.roofline import probing
         from lab.show import table
@@ -145,7 +144,7 @@ class Output:
             return None
         return page
 
-    def _next_steps(self, records: Sequence[Any], path: Path) -> list[str]:
+    def _next_steps(self, records: Lines, path: Path) -> list[str]:
         from lab.show import table
 
         runs = table.of_engine(records)

@@ -14,8 +14,8 @@ from lab.core.files import is_dir, is_file, opened
 from lab.errors import LabError, printable
 
 if TYPE_CHECKING:
-    from lab.core.record import Ceilings, Record
-    from lab.core.request import RequestRecord
+    from lab.core.lines import Lines
+    from lab.core.record import Ceilings
     from lab.core.results import Contents
     from lab.show.section import Context
 
@@ -90,7 +90,7 @@ def note(sentence: str) -> None:
     click.echo(printable(f"Note: {sentence}"), err=True)
 
 
-def nearby(results: Sequence[str], measured: Sequence[Record | RequestRecord]) -> Contents:
+def nearby(results: Sequence[str], measured: Lines) -> Contents:
     """Other sessions that lie where the results are: they show how sessions differ."""
     from lab.core import results as files
 
@@ -131,12 +131,12 @@ def draws(results: Sequence[str], out: str | None, no_plot: bool) -> bool:
     return not (no_plot or is_unasked)
 
 
-def any_good(records: Sequence[Any]) -> bool:
+def any_good(records: Lines) -> bool:
     """Whether a line holds something that was measured: a timed run, an answer, another finding."""
     return any(record.is_good for record in records)
 
 
-def context(records: Sequence[Any], results: Sequence[str], **fields: Any) -> Context:
+def context(records: Lines, results: Sequence[str], **fields: Any) -> Context:
     """What sections of these records may use besides the records.
 
     For experiments and parts of sessions: the ceilings and, for experiments, the runs beside them.

@@ -16,6 +16,7 @@ from lab.errors import EXIT_INTERRUPTED, LabError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lab.core.lines import Lines, ResultLine
     from lab.process.worker import Worker
     from lab.runner.cases import MakesPlan, Plan
     from lab.runner.progress import ShowStatus
@@ -88,7 +89,7 @@ def expected_time(plan: Plan, worker: Worker) -> str:
     return f"Time: about {duration(needed_s)}, as fast as this machine is now"
 
 
-def runs_in(records: Sequence[Any], path: Path) -> str:
+def runs_in(records: Lines, path: Path) -> str:
     """How many runs went well, and where they are; "" if none did."""
     n_good = len([record for record in records if record.is_good])
     if n_good == 0:
@@ -113,7 +114,7 @@ def collect(
     from lab.show import console, text_results
     from lab.show.so_far import SoFar
 
-    records: list[Any] = []
+    records: list[ResultLine] = []
     try:
         describe_run = describe or text_results.finished
         with console.progress(err, stream_to, describe_run, SoFar()) as progress:
@@ -134,23 +135,23 @@ def collect(
 
 
 def collect_search(
-    lines: Callable[[ShowStatus], Iterator[object]],
+    lines: Callable[[ShowStatus], Iterator[ResultLine]],
     path: Path,
     err: Terminal,
-    so_far: Callable[[list[object]], str],
-) -> tuple[list[object], LabError | None]:
+    so_far: Callable[[list[ResultLine]], str],
+) -> tuple[list[ResultLine], LabError | None]:
     """As `collect`, for a search: its lines are runs, and others about the search.
 
     `so_far` says what the search knows; Ctrl-C prints it.
     """
     from lab.show import text_results
 
-    def describe(line: Any) -> str:
+    def describe(line: object) -> str:
         if isinstance(line, Record):
             return text_results.finished(line)
         return "searching"
 
-    def where(measured: list[Any], path: Path) -> str:
+    def where(measured: list[ResultLine], path: Path) -> str:
         place = runs_in([line for line in measured if isinstance(line, Record)], path)
         if not place:
             return ""

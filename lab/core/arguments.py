@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, SupportsIndex, TypedDict
+from typing import Any, SupportsIndex, TypedDict, TypeGuard
 
 from lab.core import sampling
 from lab.core.asked_settings import AskedSettings, in_digits, table
@@ -75,7 +75,7 @@ def refused(name: str, value: object, allowed: str) -> LabError:
     return LabError(f"{shown(name, value)} is not possible.", f"Give {allowed}.")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A number or array of another library as Python's own; anything else as it is."""
     convert = getattr(value, "tolist", None) or getattr(value, "to_list", None)
     return value if convert is None or isinstance(value, type) else convert()
@@ -96,7 +96,7 @@ def whole_number(name: str, value: object) -> int:
     raise refused(name, value, "a whole number, such as 8")
 
 
-def number(name: str, value: Any) -> float:
+def number(name: str, value: object) -> float:
     """A number, also in a string."""
     given_number = plain(value)
     if isinstance(given_number, (str, int, float, Decimal, Fraction)):
@@ -118,7 +118,7 @@ def share_of(text: str) -> float:
     return share
 
 
-def share(name: str, value: Any) -> float:
+def share(name: str, value: object) -> float:
     """A share, such as 0.02 or "2%"."""
     given_share = plain(value)
     if isinstance(given_share, (str, int, float)) and not isinstance(given_share, bool):
@@ -142,7 +142,7 @@ def duration(name: str, value: object) -> float | str:
     raise refused(name, value, 'seconds, or a time such as "10min"')
 
 
-def whole_numbers(name: str, value: Any) -> str | tuple[int, ...]:
+def whole_numbers(name: str, value: object) -> str | tuple[int, ...]:
     """Several whole numbers; a string is left to its reader."""
     several = plain(value)
     if isinstance(several, str):
@@ -152,7 +152,7 @@ def whole_numbers(name: str, value: Any) -> str | tuple[int, ...]:
     return (whole_number(name, several),)
 
 
-def text(name: str, value: Any) -> str:
+def text(name: str, value: object) -> str:
     """A text, also as a path."""
     content = plain(value)
     if isinstance(content, os.PathLike):
@@ -162,7 +162,7 @@ def text(name: str, value: Any) -> str:
     return content
 
 
-def texts(name: str, value: Any) -> str | tuple[str, ...]:
+def texts(name: str, value: object) -> str | tuple[str, ...]:
     """A text, or several."""
     several = plain(value)
     if is_sequence(several):
@@ -170,7 +170,7 @@ def texts(name: str, value: Any) -> str | tuple[str, ...]:
     return text(name, several)
 
 
-def path(name: str, value: Any) -> Path:
+def path(name: str, value: object) -> Path:
     """A path, with the user's home in place of ~."""
     if isinstance(value, (str, os.PathLike)):
         text_of_path = os.fspath(value)
@@ -179,7 +179,7 @@ def path(name: str, value: Any) -> Path:
     raise refused(name, value, "a path")
 
 
-def paths(name: str, value: Any) -> list[Path]:
+def paths(name: str, value: object) -> list[Path]:
     """Paths, also a single one."""
     several = list(value) if is_sequence(value) else [value]
     return [path(name, item) for item in several]
@@ -195,7 +195,7 @@ def switch(name: str, value: object) -> bool:
     return state
 
 
-def is_sequence(value: object) -> bool:
+def is_sequence(value: object) -> TypeGuard[Iterable[object]]:
     """Whether a value has items of its own; texts and mappings are single values."""
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
@@ -221,7 +221,7 @@ def number_or_word(name: str, value: object, choices: Sequence[str]) -> int | st
         raise refused(name, value, f"a whole number, or {alternatives}") from None
 
 
-def number_list(name: str, value: Any) -> str | tuple[float, ...]:
+def number_list(name: str, value: object) -> str | tuple[float, ...]:
     """Numbers, or a text with commas."""
     several = plain(value)
     if is_sequence(several):
@@ -286,7 +286,7 @@ def is_setting(name: str) -> bool:
     return name in table() or name in sampling.table()
 
 
-def settings(keywords: Mapping[str, Any]) -> dict[str, Any]:
+def settings(keywords: Mapping[str, object]) -> dict[str, Any]:
     """Settings of the engine and of its sampler as plain values; None stands for the default.
 
     LabError for a value that is not possible on any machine.

@@ -105,7 +105,7 @@ def setup_of(cls: type[Setup], case: Case) -> Setup:
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         if each.name not in case and each.default is dataclasses.MISSING:
             raise ValueError(f"its case has no {each.name}")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, value in case.items():
         if name not in types:
             raise ValueError(f"its case has an unknown {name}")

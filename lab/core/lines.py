@@ -15,14 +15,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lab import feature_list
 from lab.core import coherence, experiments
-from lab.core.record import SCHEMA, Ceilings, Record
+from lab.core.record import SCHEMA, Ceilings, Machine, Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
 
@@ -30,8 +31,32 @@ if TYPE_CHECKING:
     from msgspec.json import Decoder
 
 T = TypeVar("T")
-Line = Any  # of a results file: a Record, Ceilings, a RequestRecord, or a feature's own kind
-BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
+
+
+class ResultLine(Protocol):
+    """What a line with a result says: a run, a request, or a line of a feature's own kind."""
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def started_at(self) -> str: ...
+    @property
+    def command(self) -> tuple[str, ...] | None: ...
+    @property
+    def is_good(self) -> bool: ...
+
+
+Lines = Sequence[ResultLine]
+Line = ResultLine | Ceilings  # of a results file
+BASE_LINES: dict[str, type[Line]] = {
+    "run": Record,
+    "ceilings": Ceilings,
+    "request": RequestRecord,
+}
 KEPT_AS_SENT = "is_kept_as_sent"
 """Metadata of a field that holds what a stranger sent: it is not cleaned, and never shown."""
 
@@ -44,7 +69,7 @@ TYPE_NAMES = {
 }
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Nested dataclasses as one line of JSON without spaces. Lone surrogates become question
     marks."""
     text = json.dumps(
@@ -53,7 +78,7 @@ def to_json(value: Any) -> str:
     return text.encode(errors="replace").decode()
 
 
-def fields_of(value: Any) -> Any:
+def fields_of(value: object) -> object:
     """The JSON value of a dataclass or a path."""
     if isinstance(value, Path):
         return str(value)
@@ -69,7 +94,7 @@ def from_json(cls: type[T], text: str) -> T:
     return value
 
 
-def converted(value: Any, hint: Any) -> Any:
+def converted(value: object, hint: type[T]) -> T:
     """A JSON value converted to a type: nested dataclasses and paths."""
     import msgspec
 
@@ -121,7 +146,7 @@ def check_schema(schema: Any) -> None:
         )
 
 
-def line_class(kind: str) -> Any:
+def line_class(kind: str) -> type[Line]:
     """The class of a kind of line. ValueError for a kind that no feature of this version has."""
     if kind in BASE_LINES:
         return BASE_LINES[kind]
@@ -129,10 +154,11 @@ def line_class(kind: str) -> Any:
     if target is None:
         shown = printable(kind[:40])
         raise ValueError(f"this version of the lab has no lines of the kind {shown!r}")
-    return feature_list.load(target)
+    cls: type[Line] = feature_list.load(target)
+    return cls
 
 
-def cleaned(value: Any) -> Any:
+def cleaned(value: object) -> Any:
     """`value`, a dataclass or a part of one, with every string printable."""
     if isinstance(value, str):
         return printable(value)
@@ -142,7 +168,7 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {cleaned(key): cleaned(part) for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields: dict[str, Any] = {}
+        fields: dict[str, object] = {}
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
             is_as_sent = field.metadata.get(KEPT_AS_SENT)
@@ -209,7 +235,7 @@ def _value_at(text: bytes, path: str) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value that is out of range; of a mapping, which is not searched, nothing."""
     if not isinstance(value, int | float):
         return "out of range"

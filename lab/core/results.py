@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from lab.core import files
 from lab.core.arguments import Paths, StrPath
-from lab.core.lines import Line, parse_line, to_json
+from lab.core.lines import Line, ResultLine, parse_line, to_json
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
@@ -55,10 +55,10 @@ class Contents:
     ceilings: tuple[Ceilings, ...] = ()
     skipped: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
-    findings: tuple[Any, ...] = ()  # lines of features that are no runs of steps
+    findings: tuple[ResultLine, ...] = ()  # lines of features that are no runs of steps
 
     @property
-    def all_lines(self) -> list[object]:
+    def all_lines(self) -> list[ResultLine]:
         """Runs, requests and findings."""
         return [*self.records, *self.requests, *self.findings]
 
@@ -170,9 +170,7 @@ def unless_empty(path: Path) -> Iterator[None]:
             path.unlink()
 
 
-def nearby(
-    folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()
-) -> Contents:
+def nearby(folders: Iterable[Path], measured: Iterable[ResultLine] = ()) -> Contents:
     """The newest MOST_NEARBY bytes of results in these folders, except the sessions of `measured`.
 
     Files that cannot be read are passed over: the user did not name them.
@@ -240,7 +238,7 @@ def contents_of(paths: Paths) -> Contents:
     return contents
 
 
-def lines_of(records: Readable) -> list[object]:
+def lines_of(records: Readable) -> list[Any]:
     """The lines that a function of records is given: records, contents, paths, or a list of them.
 
     LabError for anything else, such as a table.
@@ -279,7 +277,7 @@ def measured_of(records: Readable) -> list[Record | RequestRecord]:
     return measured
 
 
-def _lines_of_item(item: object) -> list[object]:
+def _lines_of_item(item: object) -> list[Any]:
     """The lines of an item that is neither a record nor a path: a list, or a feature's own line."""
     if isinstance(item, (Contents, list, tuple)):
         return lines_of(item)
@@ -329,7 +327,7 @@ class _Lines:
         self.records: list[Record] = []
         self.requests: list[RequestRecord] = []
         self.ceilings: list[Ceilings] = []
-        self.findings: list[Any] = []
+        self.findings: list[ResultLine] = []
         self.skipped: list[str] = []
         self._identities: set[Hashable] = set()
 

@@ -147,9 +147,10 @@ def chain(asked: Mapping[str, Any], seed: int) -> Sampling | None:
     return Sampling(seed=seed % 2**32, **values)
 
 
-def _is_in_range(value: Any, option: SamplerOption) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+def _is_in_range(value: object, option: SamplerOption) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    if not math.isfinite(value):
         return False
     is_whole = option.type is float or isinstance(value, int)
     return is_whole and option.least <= value <= option.most
@@ -175,17 +176,17 @@ def sampler_names(asked: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(samplers)
 
 
-def keywords(sampling: Sampling | None) -> dict[str, Any]:
+def keywords(sampling: Sampling | None) -> dict[str, object]:
     """The options that ask for a chain; those with llama-server's values are left out."""
     if sampling is None:
         return {}
-    differing: dict[str, Any] = {}
+    differing: dict[str, object] = {}
     for each in dataclasses.fields(Sampling):
         value = getattr(sampling, each.name)
         if each.name in table() and value != each.default:
             differing[each.name] = value
     if "samplers" in differing:
-        differing["samplers"] = ";".join(differing["samplers"])
+        differing["samplers"] = ";".join(sampling.samplers)
     return differing or {"temp": sampling.temp}
 
 

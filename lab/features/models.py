@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lab.core.attention import AttentionLayers
     from lab.core.record import Model
     from lab.models.catalog import Spec
+    from lab.models.obtain import ListedModel
 
 CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
 FEW = 7  # models of the list without --details
@@ -87,7 +88,7 @@ def models(context: click.Context, as_json: bool, details: bool, found: bool) ->
     )
 
 
-def first_of(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def first_of(rows: Sequence[ListedModel]) -> Sequence[ListedModel]:
     """Some of the models, those on the disk first."""
     return sorted(rows, key=lambda row: not row["on_disk"])[:FEW]
 

@@ -144,7 +144,7 @@ def test_key(record: Record, run: Run, row: dict[str, object]) -> str:
     return json.dumps(setup)
 
 
-def statistics_of(samples_ns: list[int], n_tokens: int) -> dict[str, Any]:
+def statistics_of(samples_ns: list[int], n_tokens: int) -> dict[str, object]:
     """Means and standard deviations of a test's times and rates."""
     samples_ts = [1e9 * n_tokens / ns for ns in samples_ns]
     return {

@@ -294,7 +294,7 @@ def row_of(place: str, cells: Mapping[str, str]) -> BenchRow:
         )
     n_prompt, n_gen, n_depth = (int(length or 0) for length in test.groups())
     tps, deviation = rate_of(cells["t/s"])
-    columns: dict[str, Any] = dict(LEFT_OUT)
+    columns: dict[str, object] = dict(LEFT_OUT)
     more_settings = list[str]()
     for head, cell in cells.items():
         if head in HEADS and cell:

@@ -5,8 +5,6 @@ The names are those of llama.cpp's common/arg.cpp.
 
 from __future__ import annotations
 
-from typing import Any
-
 from lab.core import shell
 from lab.core.asked_settings import table
 from lab.core.memory import padded
@@ -53,7 +51,7 @@ def chosen_values(settings: Settings, n_users: int) -> dict[str, object]:
     return values
 
 
-def option(name: str, value: Any) -> list[str]:
+def option(name: str, value: object) -> list[str]:
     """The words of an option with its value."""
     flag = OPTIONS[name]
     if value is True:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from lab.core import files, shell, split_files
 from lab.core.files import GET_AGAIN, exists, listed, user_folder
@@ -225,11 +225,17 @@ def remove(spec: Spec) -> int:
 # The list of models
 
 
-def listing() -> list[dict[str, Any]]:
-    """The catalog, the files in the cache folder of made models, and those in the hub's cache.
+class ListedModel(TypedDict):
+    spec: str
+    quantization: str | None
+    n_bytes: int | None  # of the file, or of the download
+    on_disk: bool
+    source: str
+    about: str
 
-    `n_bytes`: of the file, or of the download.
-    """
+
+def listing() -> list[ListedModel]:
+    """The catalog, the files in the cache folder of made models, and those in the hub's cache."""
     rows = []
     paths = set()
     for entry in catalog.entries().values():
@@ -244,7 +250,7 @@ def listing() -> list[dict[str, Any]]:
     return rows + [row_of_pulled(file) for file in hub.pulled() if file.path not in paths]
 
 
-def row_of_pulled(file: ModelFile) -> dict[str, object]:
+def row_of_pulled(file: ModelFile) -> ListedModel:
     """The row of a file in the hub's cache, whose name is its SPEC."""
     return {
         "spec": file.name,
@@ -264,7 +270,7 @@ def _file_of_entry(entry: Entry) -> ModelFile | None:
     return None
 
 
-def _row_of_entry(entry: Entry, file: ModelFile | None) -> dict[str, object]:
+def _row_of_entry(entry: Entry, file: ModelFile | None) -> ListedModel:
     source = "shape only"
     if entry.embedded:
         source = EMBEDDED
@@ -286,7 +292,7 @@ def _made_files() -> list[Path]:
     return []
 
 
-def _row_of_made(path: Path) -> dict[str, object] | None:
+def _row_of_made(path: Path) -> ListedModel | None:
     """The row of a file SOURCE--NAME--QUANTIZATION.gguf; None if the lab did not make it."""
     source, _, name_and_kind = path.stem.partition("--")
     name, _, quantization = name_and_kind.partition("--")

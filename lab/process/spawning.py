@@ -158,7 +158,7 @@ def _answering(
         broken = {"error": problem.what, "hint": problem.hint}
         return lambda request: broken
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: dict[str, Any]) -> dict[str, object]:
         try:
             return answer(request)
         except LabError as problem:

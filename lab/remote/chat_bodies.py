@@ -29,11 +29,11 @@ NOT_OF_A_CHAT = ("input", "instructions", "max_output_tokens", "reasoning")
 Message = dict[str, object]
 
 
-def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat(body: Mapping[str, object]) -> dict[str, object]:
     """The body of a chat with the prompt of `body`."""
     messages = [message for _, message in messages_of(body)]
     if is_of_messages_api(body):
-        chat: dict[str, Any] = {name: body[name] for name in PASSED_ON if name in body}
+        chat: dict[str, object] = {name: body[name] for name in PASSED_ON if name in body}
     elif is_of_responses_api(body):
         chat = {name: value for name, value in body.items() if name not in NOT_OF_A_CHAT}
         messages = merged(messages)
@@ -51,7 +51,7 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def is_of_messages_api(body: Mapping[str, Any]) -> bool:
+def is_of_messages_api(body: Mapping[str, object]) -> bool:
     """Whether a body has what only the Messages API has: `system`, or its parts of content."""
     if "messages" not in body:
         return False
@@ -67,11 +67,11 @@ def is_of_messages_api(body: Mapping[str, Any]) -> bool:
     return False
 
 
-def is_of_responses_api(body: Mapping[str, Any]) -> bool:
+def is_of_responses_api(body: Mapping[str, object]) -> bool:
     return "input" in body and "messages" not in body
 
 
-def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, Message]]:
+def messages_of(body: Mapping[str, object]) -> Iterator[tuple[int, Message]]:
     """The messages of a chat with this prompt, each with the number of the message or item of the
     body from which it comes; the system prompt of a field is number 0."""
     first = 0
@@ -165,7 +165,7 @@ def call_of(number: object, name: object, arguments: object) -> dict[str, object
     return {"id": number, "type": "function", "function": function}
 
 
-def result_of(number: Any, content: Any) -> Message:
+def result_of(number: object, content: object) -> Message:
     """The result of a tool as a message: a text, unless it has images."""
     parts = list(map(as_chat_part, map(as_dict, as_list(content))))
     if isinstance(content, list) and any(part.get("type") != "text" for part in parts):
@@ -186,7 +186,7 @@ def as_chat_part(part: dict[str, object]) -> dict[str, object]:
     return part
 
 
-def as_chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def as_chat_tool(tool: dict[str, Any]) -> dict[str, object]:
     """A tool as a chat has it."""
     if "function" in tool:
         return tool
@@ -202,7 +202,7 @@ def as_chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def is_function(tool: Any) -> bool:
+def is_function(tool: object) -> bool:
     """Whether a tool is one of the client, not one that a provider would execute."""
     fields = as_dict(tool)
     return "input_schema" in fields or fields.get("type", "function") == "function"

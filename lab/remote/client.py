@@ -20,7 +20,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -152,7 +152,7 @@ class Client:
             watch()
             time.sleep(min(POLL_S, left_s))
 
-    def ask(self, url: str, body: dict[str, object] | None = None) -> JsonReply:
+    def ask(self, url: str, body: Mapping[str, object] | None = None) -> JsonReply:
         """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
         text = "" if body is None else json.dumps(body)
         path = urlsplit(url).path or "/"
@@ -164,7 +164,9 @@ class Client:
         parsed = json.loads(reply.text or "null")
         return JsonReply(request.http_status, parsed, request.error)
 
-    def object_at(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def object_at(
+        self, path: str, body: Mapping[str, object] | None = None
+    ) -> dict[str, object]:
         """The JSON object at a path of the server; empty if there is none."""
         answer = self.ask(self.access.root + path, body)
         if answer.status != 200:

@@ -14,7 +14,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypedDict
 
 from lab.core.request import CHAT, Asked, Request
 from lab.remote.access import TIMEOUT_S
@@ -160,8 +160,15 @@ def fresh_nonce() -> str:
     return " ".join(random.choice(string.ascii_letters) for _ in range(8))
 
 
-def limits(options: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of Asked. OpenAI's reasoning models reject a temperature."""
+class Limits(TypedDict):
+    """Fields of Asked."""
+
+    temperature: float | None
+    ignore_eos: bool | None
+
+
+def limits(options: tuple[str, ...]) -> Limits:
+    """OpenAI's reasoning models reject a temperature."""
     return {
         "temperature": None if MAX_COMPLETION in options else 0.0,
         "ignore_eos": True if IGNORE_EOS in options else None,
@@ -207,7 +214,7 @@ def ask_of_fields(
     nonce: str | None = None,
 ) -> Ask:
     """A streamed request; `prompt` has the fields of its body that the prompt depends on."""
-    fields: dict[str, Any] = {"model": model, **prompt}
+    fields: dict[str, object] = {"model": model, **prompt}
     length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
     fields |= {length: asked.n_gen, "temperature": asked.temperature}
     if SEED in options:
@@ -307,11 +314,11 @@ def as_dict(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def as_count(value: Any, most: int = MOST_TOKENS) -> int | None:
+def as_count(value: object, most: int = MOST_TOKENS) -> int | None:
     """A number of tokens, also one written as 12.0; None for anything else, and for impossible
     numbers."""
     if type(value) is float and value.is_integer():
@@ -321,11 +328,11 @@ def as_count(value: Any, most: int = MOST_TOKENS) -> int | None:
     return None
 
 
-def as_number(value: Any) -> float | None:
+def as_number(value: object) -> float | None:
     """A number; None for anything else, such as true and NaN."""
-    if type(value) in (int, float) and abs(value) <= MOST_MS:
-        return float(value)
-    return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) <= MOST_MS else None
 
 
 def as_ms(value: object) -> float | None:
@@ -333,11 +340,13 @@ def as_ms(value: object) -> float | None:
     return number if number is not None and number >= 0 else None
 
 
-def is_impossible(fields: dict[str, Any]) -> bool:
+def is_impossible(fields: dict[str, object]) -> bool:
     """Whether a count or a time is larger than any can be, or no number (NaN)."""
     for name, value in fields.items():
         most = MOST_TOKENS if name.endswith(("_tokens", "_n")) else MOST_MS
-        if type(value) in (int, float) and not value <= most:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not value <= most:
             return True
     return False
 

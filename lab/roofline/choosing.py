@@ -125,7 +125,7 @@ def chain_times(records: Sequence[Record]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for number, record in enumerate(records):
         choosing = choosing_of(record)
         steps = blocks(record)

@@ -88,7 +88,7 @@ def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     import pandas as pd
 
     _check_kind(ceilings)
-    phase_rows: list[dict[str, Any]] = []
+    phase_rows: list[dict[str, object]] = []
     costs = StepCosts(ceilings)
     for record in measured_of(records):
         if not isinstance(record, Record) or not record.run.is_plain:

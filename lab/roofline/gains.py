@@ -88,9 +88,9 @@ class PredictedChange:
         return max(gain.factor for gain in self.gains.values())
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Its figures for JSON."""
-        figures: dict[str, Any] = {"change": self.label}
+        figures: dict[str, object] = {"change": self.label}
         for phase in (PREFILL, DECODE):
             gain = self.gains.get(phase)
             figures[f"{phase}_gain"] = None if gain is None else gain.factor

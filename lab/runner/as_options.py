@@ -26,9 +26,9 @@ FOLDER = "LAB_SETTINGS"  # the environment variable that names another folder of
 MOST_BYTES = 100_000  # of a file of settings
 
 
-def keywords_of(settings: Settings) -> dict[str, Any]:
+def keywords_of(settings: Settings) -> dict[str, object]:
     """The keywords of AskedSettings that ask for these settings, without defaults."""
-    keywords: dict[str, Any] = {}
+    keywords: dict[str, object] = {}
     for name, setting in table().items():
         value = getattr(settings, setting.recorded)
         if value is not None and value != setting.default:
@@ -144,7 +144,7 @@ def save(name: str, settings: Mapping[str, Any]) -> Path:
     return path
 
 
-def settings(name: str) -> dict[str, Any]:
+def settings(name: str) -> dict[str, object]:
     """The settings saved under a name, as keyword arguments.
 
     LabError if there are none, or if the file is broken.

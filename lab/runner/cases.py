@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
@@ -80,8 +80,16 @@ def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
     return dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=n_seq)
 
 
-def named(case: Case) -> dict[str, Any]:
+class CaseFields(TypedDict):
     """The fields of a run that identify its case."""
+
+    n_prompt: int
+    n_gen: int
+    experiment: str | None
+    case: dict[str, Value]
+
+
+def named(case: Case) -> CaseFields:
     return {
         "n_prompt": case.n_prompt,
         "n_gen": case.n_gen,

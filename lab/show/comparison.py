@@ -231,13 +231,13 @@ def by_session(records: Sequence[Record]) -> list[Record]:
     return separate
 
 
-def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
+def differences(setups: Sequence[Group]) -> dict[str, Sequence[object]]:
     """The fields of the setup in which groups differ, with each group's value.
 
     For None see `text_setup.unset`. Instruction sets of the CPU are shortened to those that not
     all groups have. Names of sessions are no difference.
     """
-    differing: dict[str, list[Any]] = {}
+    differing: dict[str, Sequence[object]] = {}
     for name in text_setup.fields(setups[0].rows):
         values = [_first_value(group, name) for group in setups]
         comparable = []

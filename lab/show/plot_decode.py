@@ -118,7 +118,7 @@ def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    answers: list[dict[str, Any]] = []
+    answers: list[dict[str, object]] = []
     n_gaps: list[int] = []
     all_gaps_ns: list[float] = []
     places: list[int] = []

@@ -6,9 +6,9 @@ This file prints sections; page.html.jinja writes them as HTML.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from rich.console import Console
 from rich.text import Text
@@ -39,7 +39,7 @@ class Picture:
 
     name: str
     caption: str
-    draw: Callable[[Figure], Any]
+    draw: Callable[[Figure], object]
     size: tuple[float, float] = SMALL
 
     @property
@@ -71,8 +71,10 @@ class Section:
     sentences: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     parts: Sequence[Section] = ()
-    rows: Sequence[Any] = ()  # the source of the cells, for JSON
-    data: Callable[[], dict[str, list[Any]]] = dict  # what JSON has of it, lists by name
+    rows: Sequence[object] = ()  # the source of the cells, for JSON
+    data: Callable[[], Mapping[str, Sequence[object]]] = (
+        dict  # what JSON has of it, lists by name
+    )
 
     @property
     def caption(self) -> str:
@@ -115,9 +117,9 @@ class Section:
             pictures += part.all_pictures
         return pictures
 
-    def document(self) -> dict[str, list[Any]]:
+    def document(self) -> dict[str, list[object]]:
         """What JSON has of the section and its parts."""
-        lists: dict[str, list[Any]] = {}
+        lists: dict[str, list[object]] = {}
         for document in (self.data(), *(part.document() for part in self.parts)):
             for name, values in document.items():
                 lists.setdefault(name, []).extend(values)
@@ -129,7 +131,15 @@ class Section:
         return self.columns[column].is_text or has_long_cell
 
 
-def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
+class Table(TypedDict):
+    """The fields of a Section that are its table."""
+
+    columns: Columns
+    cells: Sequence[Sequence[Cell]]
+    rows: Sequence[object]
+
+
+def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> Table:
     """The fields of a Section with a table of these rows.
 
     Columns without known figures are left out, unless `keep_all`.
@@ -283,9 +293,6 @@ def marked_lines(section: Section) -> list[Text]:
     return [*failed, *warned]
 
 
-Lines = Sequence[Any]  # runs, requests and findings of rooms
-
-
 @dataclass(frozen=True)
 class Context:
     """What sections may use besides the records of their kind."""
@@ -303,10 +310,10 @@ class Kind:
     """A kind of results."""
 
     name: str
-    is_mine: Callable[[Any], bool]
+    is_mine: Callable[[object], bool]
     sections: Callable[[Any, Context], list[Section]]
 
 
-def is_plain(line: Any) -> bool:
+def is_plain(line: object) -> TypeGuard[Record]:
     """Whether a line is a run with results in the common tables, plain or of an experiment."""
     return isinstance(line, Record) and not line.run.is_apart

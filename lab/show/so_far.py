@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import experiments, figures
 from lab.core.figures import DECODE_RATE, E2E, PREFILL, PREFILL_RATE, TPOT, TTFT
@@ -28,10 +28,10 @@ class SoFar:
     """The figures of a session's runs; `add` each when it has ended."""
 
     def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, object]] = []
         self._columns = dict(COLUMNS)
 
-    def add(self, line: Any) -> None:
+    def add(self, line: object) -> None:
         """Add a timed run or request; other lines have no figures of this table."""
         if not isinstance(line, Record | RequestRecord) or not line.is_good:
             return

@@ -74,7 +74,7 @@ def summary(table: pd.DataFrame | Readable) -> pd.DataFrame:
 def _figures_of(repeats: pd.DataFrame) -> dict[str, object]:
     """The figures of repeats, with their doubts."""
     n_disturbed = int(repeats.disturbed.sum())
-    row: dict[str, Any] = {
+    row: dict[str, object] = {
         "repeats": len(repeats),
         "disturbed": n_disturbed,
         "doubts": shown.of_runs(len(repeats), n_disturbed, stats.fewest_for_interval()),

@@ -6,7 +6,7 @@ Rates are computed here from times. A sweep has one row per prompt length.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core import experiments, figures, phases, request_times, results
@@ -43,7 +43,7 @@ def runs(records: Readable) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for index, record in enumerate(results.measured_of(records)):
         if isinstance(record, RequestRecord):
             rows.append(request_row(record, index))
@@ -157,7 +157,7 @@ def steps(records: Readable) -> pd.DataFrame:
     """
     import pandas as pd
 
-    of_runs: list[dict[str, Any]] = []
+    of_runs: list[dict[str, object]] = []
     values_by_name: dict[str, list[Any]] = {
         column.name: [] for column in dataclasses.fields(Steps)
     }
@@ -253,22 +253,22 @@ def by_setup(records: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:
     return of_setups
 
 
-def requests_of(records: Records) -> list[RequestRecord]:
+def requests_of(records: Iterable[object]) -> list[RequestRecord]:
     """All requests to servers."""
     return [record for record in records if isinstance(record, RequestRecord)]
 
 
-def alone(records: Records) -> list[RequestRecord]:
+def alone(records: Iterable[object]) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
     return [request for request in requests_of(records) if request.experiment is None]
 
 
-def requests_of_experiments(records: Records) -> list[RequestRecord]:
+def requests_of_experiments(records: Iterable[object]) -> list[RequestRecord]:
     """The requests of experiments, such as conversations."""
     return [request for request in requests_of(records) if request.experiment is not None]
 
 
-def of_engine(records: Records) -> list[Record]:
+def of_engine(records: Iterable[object]) -> list[Record]:
     """The runs of the engine."""
     return [record for record in records if isinstance(record, Record)]
 

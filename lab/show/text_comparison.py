@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -246,7 +245,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     return texts
 
 
-def _value_text(field: str, value: Any) -> str:
+def _value_text(field: str, value: object) -> str:
     if value is None:
         return text_setup.unset(field)
     text = f"{value:g}" if isinstance(value, float) else str(value)
@@ -313,7 +312,7 @@ def _spreads(comparisons: Sequence[Comparison]) -> str:
     return "; ".join(parts)
 
 
-def as_json(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def as_json(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> dict[str, object]:
     """Groups, their differences and their comparisons, as one JSON document."""
     return {
         "groups": [group.label for group in groups],

@@ -388,7 +388,7 @@ def _has_reasoning(rows: pd.DataFrame) -> bool:
     return bool(came_later.any() or not is_known.all())
 
 
-def _answer_tokens(row: dict[str, Any]) -> Cell | str:
+def _answer_tokens(row: dict[str, object]) -> Cell | str:
     """Tokens of the answers, with their range if they differ."""
     n_answer = summaries.shown_in(row, "n_answer")
     if n_answer.value != n_answer.value:
@@ -412,7 +412,7 @@ def _figure(row: dict[str, Any], figure: FigureKind) -> Cell | str:
     )
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(row: dict[str, object]) -> str:
     return ", ".join(kind for kind in summaries.REQUEST_KINDS if row[kind] is True)
 
 
@@ -507,7 +507,7 @@ def _capabilities_of(
     return tables
 
 
-def _pictures(records: Sequence[Any]) -> list[Picture]:
+def _pictures(records: table.Records) -> list[Picture]:
     drawings = plot_runs.drawings(records)
     return [
         Picture(name, caption, drawings[name])

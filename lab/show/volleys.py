@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import figures, request_times
 from lab.core.lists import plural
@@ -74,7 +74,7 @@ def volleys(records: Sequence[RequestRecord]) -> pd.DataFrame:
     )
 
 
-def _request_row(record: RequestRecord, times: RequestFigures) -> dict[str, Any]:
+def _request_row(record: RequestRecord, times: RequestFigures) -> dict[str, object]:
     asked = record.request.asked
     sent_ns = record.request.sent_ns
     sent_s = table.NAN if sent_ns is None else sent_ns / 1e9

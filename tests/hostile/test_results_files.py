@@ -19,6 +19,7 @@ from lab.app import kinds
 from lab.core import cost, memory, results
 from lab.core.bounds import MOST_LETTERS
 from lab.core.lines import parse_line, to_json
+from lab.core.record import Record
 from lab.errors import LabError, printable
 from lab.formats import llama_bench_export, llama_bench_import, spreadsheet
 from lab.models import catalog, synthetic
@@ -190,6 +191,7 @@ def test_no_text_of_a_line_keeps_a_control_character(as_ascii: bool) -> None:
 @given(text=st.text(max_size=50))
 def test_a_text_stays_but_for_what_is_not_printable(text: str) -> None:
     line = parse_line(to_json(make_record(session=text)).encode() + b"\n")
+    assert isinstance(line, Record)
     assert line.session == printable(text.encode(errors="replace").decode())
 
 

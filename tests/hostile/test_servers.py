@@ -15,7 +15,7 @@ import pytest
 
 from lab.core.lines import parse_line, to_json
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, Asked, ServerSettings
+from lab.core.request import CHAT, Asked, RequestRecord, ServerSettings
 from lab.remote import formats
 from lab.remote.access import access, name_or_none
 from lab.remote.client import Client
@@ -138,7 +138,9 @@ def test_what_is_kept_of_a_server_can_be_read_again(
     assert (answer.failure is None) == is_possible
     request = make_request(usage=answer.usage)
     line = to_json(make_request_record(request)).encode() + b"\n"
-    assert parse_line(line).request.usage == answer.usage
+    record = parse_line(line)
+    assert isinstance(record, RequestRecord)
+    assert record.request.usage == answer.usage
 
 
 def test_a_server_with_a_context_of_ten_million_tokens_is_read_again() -> None:

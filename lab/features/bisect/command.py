@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lab.app.options import (
 from lab.app.output import Output
 from lab.app.reading import note
 from lab.app.running import collect_search, introduce
+from lab.core.lines import Lines
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.bisect import figures, issue, measuring, series
@@ -110,7 +110,7 @@ def command(dry_run: bool, **options: Any) -> None:
     finish(output, lines, path, problem)
 
 
-def finish(output: Output, lines: Sequence[Any], path: Path, problem: LabError | None) -> None:
+def finish(output: Output, lines: Lines, path: Path, problem: LabError | None) -> None:
     """Print the answer, and write the text for an issue beside the results."""
     shown: list[Section] = []
     if any(isinstance(line, Record) and line.is_good for line in lines):
@@ -173,6 +173,6 @@ def show_plan(builds: series.Series, as_json: bool) -> None:
         out.print(cost)
 
 
-def so_far(lines: Sequence[object]) -> str:
+def so_far(lines: Lines) -> str:
     """What the search knows so far, in a sentence."""
     return answer(figures.bisected(lines))

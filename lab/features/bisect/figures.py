@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lab.core import phases
+from lab.core.lines import ResultLine
 from lab.core.lists import grouped
 from lab.core.record import OK, Record, Run
 from lab.core.shown import is_unreliable
@@ -90,12 +91,12 @@ def medians(times: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {figure: statistics.median(run[figure] for run in times) for figure in figures}
 
 
-def is_mine(line: Any) -> bool:
+def is_mine(line: object) -> bool:
     """Whether a line describes a session of `lab bisect`; its runs are ordinary ones of a trial."""
     return isinstance(line, BisectLine | BuildLine)
 
 
-def of_sessions(lines: Iterable[Any], runs: Sequence[Record] = ()) -> list[Bisected]:
+def of_sessions(lines: Iterable[ResultLine], runs: Sequence[Record] = ()) -> list[Bisected]:
     """The results of all sessions, from their lines and runs."""
     by_session = grouped([*lines, *runs], lambda line: line.session)
     results = []
@@ -105,7 +106,7 @@ def of_sessions(lines: Iterable[Any], runs: Sequence[Record] = ()) -> list[Bisec
     return results
 
 
-def bisected(lines: Sequence[Any]) -> Bisected:
+def bisected(lines: Sequence[object]) -> Bisected:
     """The result of one session, from its lines in any order."""
     asked = next(line for line in lines if isinstance(line, BisectLine))
     builds = {line.place: line for line in lines if isinstance(line, BuildLine)}

@@ -182,7 +182,7 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[object]:
+) -> Iterator[BisectLine | BuildLine | Record]:
     """Search: yields each line after it was appended to `path`. LabError if an end fails."""
     session = BisectSession(bisect_plan, path, watch, new_worker, clock)
     yield from session.run()
@@ -209,7 +209,7 @@ class BisectSession:
         )
         self.chance = random.Random(self.plan.base.seed)
 
-    def run(self) -> Iterator[Any]:
+    def run(self) -> Iterator[BisectLine | BuildLine | Record]:
         """Blocks until the search ends or the budget is spent."""
         line = self.first_line()
         save(self.path, line)
@@ -326,7 +326,7 @@ class BisectSession:
         save(self.path, line)
         return line
 
-    def block(self, upcoming: NextBlock) -> Iterator[object]:
+    def block(self, upcoming: NextBlock) -> Iterator[BisectLine | BuildLine | Record]:
         """A run of each build in fresh engines, and what the search makes of it."""
         labels = self.plan.labels
         places = {variant(place, labels): place for place in upcoming.places}

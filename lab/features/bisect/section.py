@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from lab.core.lines import Lines
 from lab.core.lists import plural
 from lab.features.bisect import changes, issue, picture
 from lab.features.bisect.figures import Bisected, is_mine, of_sessions, pairs
@@ -52,7 +52,7 @@ class BuildRow(NamedTuple):
         return stacked(f"{ratio.estimate:.2f}", f"{ratio.low:.2f}-{ratio.high:.2f}")
 
 
-def chapters(lines: Sequence[Any], context: Context) -> list[Section]:
+def chapters(lines: Lines, context: Context) -> list[Section]:
     """Searches for a slower build, a part for each session."""
     results = [result for result in of_sessions(lines, context.runs) if GOOD in result.records]
     if not results:
@@ -195,7 +195,7 @@ def document(result: Bisected) -> dict[str, Any]:
     }
 
 
-def pair_document(result: Bisected, pair: Any) -> dict[str, Any]:
+def pair_document(result: Bisected, pair: Any) -> dict[str, object]:
     proven = {figure: as_json(result.search.proven.get(figure)) for figure in pair.figures}
     return {
         "fast": result.label(pair.fast),
@@ -206,7 +206,7 @@ def pair_document(result: Bisected, pair: Any) -> dict[str, Any]:
     }
 
 
-def build_document(result: Bisected, place: int) -> dict[str, Any]:
+def build_document(result: Bisected, place: int) -> dict[str, object]:
     search = result.search
     record = result.records.get(place)
     ratios = {

@@ -260,7 +260,7 @@ def section(
     )
 
 
-def document(row: Any, setup: str) -> dict[str, Any]:
+def document(row: Any, setup: str) -> dict[str, object]:
     return {"experiment": "choose", "setup": setup, **row._asdict()}
 
 

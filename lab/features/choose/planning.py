@@ -225,6 +225,6 @@ def plan_of_size(
     return _with_chains(plain, chains or named_chains.without_texts(seed), [1], gen)
 
 
-def is_mine(line: Any) -> bool:
+def is_mine(line: object) -> bool:
     """Whether a line of a results file is one of the runs."""
     return isinstance(line, Record) and line.run.experiment == NAME

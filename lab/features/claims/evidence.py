@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import figures
 from lab.core.record import Ceilings, Record, Run, Value
@@ -71,10 +71,10 @@ class Evidence:
         raise LabError("The ceilings of this machine are not measured.", "Run: lab ceilings")
 
 
-def run_row(record: Record) -> dict[str, Any]:
+def run_row(record: Record) -> dict[str, object]:
     """The case and the figures of a run."""
     run = record.run
-    row = {
+    row: dict[str, object] = {
         "record": record,
         "part": run.part,
         "variant": run.variant,
@@ -92,7 +92,7 @@ def run_row(record: Record) -> dict[str, Any]:
     return row
 
 
-def last_turn(run: Run) -> dict[str, Any]:
+def last_turn(run: Run) -> dict[str, object]:
     """The cache of a conversation, and the times of its last turn; empty for other steps.
 
     TTFT_SHARE: the time of a computed token in the last turn over that in the first.

@@ -9,13 +9,12 @@ conditions, so both always agree.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
@@ -53,9 +52,43 @@ ONE_BY_ONE = ("lengths", "context")
 MOST_SHOWN = 3  # figures in a cell
 THRESHOLDS = "least", "most"  # of a condition; one of them can be missing
 
+
 Claim = dict[str, Any]
 """A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where
 there are any."""
+
+
+class FigureRow(TypedDict):
+    """A figure with its interval, and the thresholds of its condition."""
+
+    name: str
+    unit: str
+    value: float | None
+    low: float
+    high: float | None
+    n: int
+    least: float | None
+    most: float | None
+    verdict: str
+
+
+class JudgedClaim(TypedDict):
+    """A claim with its verdict."""
+
+    number: int
+    claim: str
+    source: str
+    verdict: str
+    words: str
+    criterion: str
+    parts: Sequence[str]
+    figures: list[FigureRow]
+
+
+class ClaimRow(JudgedClaim):
+    """A judged claim of a session."""
+
+    session: str
 
 
 def read_claims() -> tuple[Claim, ...]:
@@ -75,7 +108,7 @@ class Verdicts:
     session's records."""
 
     session: str
-    rows: list[dict[str, Any]]
+    rows: list[ClaimRow]
     records: tuple[Record, ...] = field(repr=False)
 
     @property
@@ -102,7 +135,7 @@ def of_sessions(
         place = probing.place_of_record(of_session[0])
         evidence = Evidence(of_session, probing.known(ceilings, place))
         tried = {CEILINGS, *(record.run.part for record in of_session)}
-        rows: list[dict[str, Any]] = []
+        rows: list[ClaimRow] = []
         for claim in claims:
             if tried.issuperset(claim["parts"]):
                 rows.append({"session": session, **judge(claim, evidence)})
@@ -151,9 +184,14 @@ class JudgedFigure:
         return f"{text}, must be {bounds(self.condition)}"
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> FigureRow:
         return {
-            **dataclasses.asdict(self.figure),
+            "name": self.figure.name,
+            "value": self.figure.value,
+            "low": self.figure.low,
+            "high": self.figure.high,
+            "unit": self.figure.unit,
+            "n": self.figure.n,
             "least": self.condition.get("least"),
             "most": self.condition.get("most"),
             "verdict": self.verdict,
@@ -204,10 +242,10 @@ def criterion(claim: Claim) -> str:
     return " ".join(sentences)
 
 
-def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
+def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
     """The row of a claim: words, criterion, parts, verdict, reasons, and its figures with intervals
     and thresholds."""
-    row = {
+    row: JudgedClaim = {
         "number": claim["number"],
         "claim": claim["words"],
         "source": claim.get("source", ""),
@@ -222,7 +260,7 @@ def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
     try:
         judged = judged_figures(claim, evidence)
     except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
-        return row | {"words": f"{problem.what} {problem.hint}".strip()}
+        return {**row, "words": f"{problem.what} {problem.hint}".strip()}
     sentences: dict[str, list[str]] = {verdict: [] for verdict in REASONS}
     for condition in claim["conditions"]:
         figures = judged[condition["what"]]
@@ -232,7 +270,8 @@ def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
         for figure in figures:
             sentences[figure.verdict].append(figure.sentence)
             row["figures"].append(figure.row)
-    return row | verdict_and_words(claim, evidence, sentences)
+    verdict, words = verdict_and_words(claim, evidence, sentences)
+    return {**row, "verdict": verdict, "words": words}
 
 
 def judged_figures(claim: Claim, evidence: Evidence) -> dict[str, list[JudgedFigure]]:
@@ -249,7 +288,7 @@ def judged_figures(claim: Claim, evidence: Evidence) -> dict[str, list[JudgedFig
 
 def verdict_and_words(
     claim: Claim, evidence: Evidence, sentences: Mapping[str, Sequence[str]]
-) -> dict[str, str]:
+) -> tuple[str, str]:
     """The verdict by the figures' `sentences`, and the reasons; mostly disturbed runs are not
     sure."""
     verdicts = [verdict for verdict in REASONS if sentences[verdict]]
@@ -269,7 +308,7 @@ def verdict_and_words(
         reasons.insert(
             0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure."
         )
-    return {"verdict": verdict, "words": " ".join(reasons)}
+    return verdict, " ".join(reasons)
 
 
 def missing(claim: Claim, evidence: Evidence) -> str:

@@ -25,7 +25,7 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import stall
 from lab.features.claims import judging
-from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
+from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, ClaimRow, Verdicts
 from lab.features.speculate import planning as speculation
 from lab.features.turns import planning as turns
 from lab.models import catalog, obtain
@@ -255,7 +255,7 @@ class Measurement:
     def undecided(self, records: Sequence[Record]) -> list[str]:
         """The parts that another repeat may decide: of claims that cannot be told yet."""
         ceilings = probing.kept(self.path.parent, lambda sentence: None)
-        rows: list[dict[str, Any]] = []
+        rows: list[ClaimRow] = []
         for verdicts in judging.of_sessions(self.planned.chosen, records, ceilings):
             rows += verdicts.rows
         needed: set[str] = set()

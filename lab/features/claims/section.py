@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from lab.core.record import Record
 from lab.features.claims.judging import (
@@ -15,6 +15,8 @@ from lab.features.claims.judging import (
     PARTS,
     UNSURE,
     UNTESTABLE,
+    ClaimRow,
+    FigureRow,
     Verdicts,
     failures,
     of_sessions,
@@ -34,7 +36,8 @@ STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "qui
 SURPRISING = (HOLDS_NOT, UNSURE, HOLDS, UNTESTABLE)
 COLOURS_OF_VERDICTS = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
 # Triangles that point to the side of a threshold that holds
-MARKS = {"least": ">", "most": "<"}
+Threshold = Literal["least", "most"]
+MARKS: dict[Threshold, str] = {"least": ">", "most": "<"}
 SHIFTS = {"least": -0.15, "most": 0.15}
 """By how much the lines of a figure with two thresholds lie above and below its place."""
 
@@ -91,12 +94,12 @@ def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
     )
 
 
-def surprise(row: Mapping[str, object]) -> int:
+def surprise(row: ClaimRow) -> int:
     """The order of a short table, which may leave out the last rows."""
     return SURPRISING.index(row["verdict"])
 
 
-def criterion(row: Mapping[str, Any]) -> str:
+def criterion(row: ClaimRow) -> str:
     if not row["source"]:
         return str(row["criterion"])
     return f"{row['criterion']} Claimed by {row['source']}."
@@ -135,16 +138,20 @@ def draw(verdicts: Verdicts, canvas_figure: Figure) -> None:
     canvas.finish([ax], f"{verdicts.summary.rstrip('.')}\n{subject}", is_apart=True)
 
 
-def draw_figure(ax: Axes, figure: Mapping[str, Any], place: int) -> None:
+def draw_figure(ax: Axes, figure: FigureRow, place: int) -> None:
     """Draw a judged figure over each of its thresholds, at this place of the y axis."""
     colour = COLOURS_OF_VERDICTS[figure["verdict"]]
-    thresholds = [end for end in MARKS if figure[end] is not None]
-    for end in thresholds:
+    thresholds: list[tuple[Threshold, float]] = []
+    for end in MARKS:
+        threshold = figure[end]
+        if threshold is not None:
+            thresholds.append((end, threshold))
+    for end, threshold in thresholds:
         y = place + SHIFTS[end] if len(thresholds) > 1 else place
-        low = drawn_ratio(figure["low"], figure[end])
-        high = drawn_ratio(figure["high"], figure[end])
+        low = drawn_ratio(figure["low"], threshold)
+        high = drawn_ratio(figure["high"], threshold)
         ax.plot([low, high], [y, y], color=colour, lw=2)
-        value = drawn_ratio(figure["value"], figure[end])
+        value = drawn_ratio(figure["value"], threshold)
         ax.plot(value, y, MARKS[end], color=colour, ms=6)
 
 
@@ -154,7 +161,7 @@ def drawn_ratio(value: float | None, threshold: float) -> float:
     return min(MOST_RATIO, max(1 / MOST_RATIO, ratio))
 
 
-def is_of_claims(line: Any) -> bool:
+def is_of_claims(line: object) -> bool:
     return isinstance(line, Record) and line.run.part in PARTS
 
 

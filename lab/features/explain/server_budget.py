@@ -34,7 +34,7 @@ def rows(requests: Sequence[RequestRecord]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table: list[dict[str, Any]] = []
+    table: list[dict[str, object]] = []
     for record in requests:
         figures = request_times.figures(record.request)
         timings = request_times.server_timings(record.request)

@@ -138,7 +138,7 @@ def ask_again(guesses: object) -> None:
 
 
 def check(
-    answer: Any,
+    answer: object,
     right: float | str,
     hint: str,
     within: float = 0.1,

@@ -112,7 +112,7 @@ def observe(number: int) -> pd.DataFrame:
 
     session = session_of(number)
     print(f"Session {number}. {session.complaint}")
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for path in session.paths:
         if path.suffix == TEXT:
             print(path.read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def session_of(number: int) -> FaultSession:
     return session
 
 
-def row_of_run(file: str, record: Record) -> dict[str, Any]:
+def row_of_run(file: str, record: Record) -> dict[str, object]:
     """A run's rates, and how long its steps took."""
     run = record.run
     tokens_ms = [ns / 1e6 for ns in phases.itl_ns(run)]
@@ -154,7 +154,7 @@ def row_of_run(file: str, record: Record) -> dict[str, Any]:
     }
 
 
-def row_of_call(call: RecordedCall) -> dict[str, Any]:
+def row_of_call(call: RecordedCall) -> dict[str, object]:
     """A call of a conversation, as its client sees it."""
     return {
         "call": call.call,
@@ -184,7 +184,7 @@ def grade(number: int, guess: Any = ...) -> None:
     print(judged(guess, faults))
 
 
-def judged(guess: Any, faults: Sequence[str]) -> str:
+def judged(guess: object, faults: Sequence[str]) -> str:
     """Whether a guess is one of these faults, in words."""
     if guess is ...:
         return f"You entered no guess. The words are: {join_and(list(FAULTS))}."

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from lab.app import kinds
 from lab.core import stats
@@ -120,6 +120,7 @@ from lab.show.wording import digits, seconds
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lab.features.claims.judging import ClaimRow
     from lab.features.trace.lines import AttentionLine
 
 __all__ = [
@@ -296,7 +297,7 @@ class VerdictsShown(Protocol):
     """What `lab.claims` returns, as far as it is shown."""
 
     @property
-    def rows(self) -> list[dict[str, Any]]: ...
+    def rows(self) -> list[ClaimRow]: ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -419,7 +420,7 @@ def choosing_shares(records: Sequence[Record]) -> dict[int, float]:
     return shares
 
 
-def verdicts(session: VerdictsShown, guesses: Mapping[int, Any]) -> pd.DataFrame:
+def verdicts(session: VerdictsShown, guesses: Mapping[int, object]) -> pd.DataFrame:
     """The verdicts of `lab.claims` beside the guesses, by the numbers of the claims."""
     import pandas as pd
 

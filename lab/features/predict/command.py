@@ -226,7 +226,7 @@ def check_folder(ceilings: str) -> None:
         )
 
 
-def document(row: Prediction) -> dict[str, Any]:
+def document(row: Prediction) -> dict[str, object]:
     """A row of the JSON. What does not fit has no times."""
     from lab.features.predict import wording
 

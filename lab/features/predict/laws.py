@@ -184,7 +184,7 @@ def law_or_reason(place: PredictedDevice, model: Model) -> Numbers:
     return law
 
 
-def short(value: Any) -> Any:
+def short(value: object) -> Any:
     """The same with numbers of DIGITS significant digits."""
     if isinstance(value, dict):
         return {key: short(item) for key, item in value.items()}

@@ -12,6 +12,7 @@ from lab.core.lists import join_and, plural
 from lab.features.quant import cache_picture, caches, depth, figures
 from lab.features.quant.cells import cell, ends, matrix, name_of
 from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
+from lab.features.quant.lines import QualityLine, QuantLine
 from lab.show import text_doubts, text_setup
 from lab.show.cells import TEXT, Cell, Column, stacked
 from lab.show.section import Columns, Picture, Section, tabled
@@ -35,7 +36,7 @@ CAPTION = (
 SURE_GROWTH = 1.0  # the interval of a growth must not contain it
 
 
-def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
+def section(lines: Sequence[QuantLine], summary: QuantFigures) -> Section:
     """The section of a session."""
     runs = figures.runs(lines)
     rows = list(summary.rows.itertuples())
@@ -91,7 +92,7 @@ def columns(by_depth: Any) -> Columns:
     return table
 
 
-def same_top_cell(rows: dict[str, Any], row: Any) -> Cell | str:
+def same_top_cell(rows: dict[str, object], row: Any) -> Cell | str:
     in_bin = rows.get(row.label)
     return "" if in_bin is None else cell(in_bin, "same", 100, most=100)
 
@@ -212,7 +213,7 @@ def speed_words(row: Any) -> str:
     return f"decodes {times(row.decode)} as fast ({interval})"
 
 
-def sentences(lines: Sequence[Any], summary: QuantFigures, deciding: Any) -> list[str]:
+def sentences(lines: Sequence[QuantLine], summary: QuantFigures, deciding: Any) -> list[str]:
     """What happens with the depth and to the tokens that decide, the front, the build's changes of
     the cache, and the basis of the figures."""
     scored = figures.candidates(lines)
@@ -227,7 +228,7 @@ def sentences(lines: Sequence[Any], summary: QuantFigures, deciding: Any) -> lis
     ]
 
 
-def growth_sentences(lines: Sequence[object]) -> list[str]:
+def growth_sentences(lines: Sequence[QuantLine]) -> list[str]:
     """Whether the harm grows with the depth."""
     labels = depth.labels_of(lines)
     grown = []
@@ -293,7 +294,7 @@ def front_sentences(summary: QuantFigures) -> list[str]:
     return [f"{sentence}."]
 
 
-def changes_of_cache(lines: Sequence[Any]) -> list[str]:
+def changes_of_cache(lines: Sequence[QualityLine]) -> list[str]:
     """What the build does to the cache, and which layers have none."""
     changes = [caches.changes(line.cache_log) for line in lines]
     changes.append(caches.layers_with_cache(lines[0].model))

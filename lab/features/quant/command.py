@@ -26,7 +26,7 @@ from lab.core.lists import join_and, plural
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.quant import caches, figures, measuring, planning, texts
-from lab.features.quant.lines import QualityLine
+from lab.features.quant.lines import QualityLine, QuantLine
 from lab.features.quant.section import sections
 from lab.process.worker import Worker
 from lab.runner.progress import duration
@@ -35,7 +35,7 @@ from lab.show import text_results
 from lab.show.section import Kind
 
 
-def is_mine(line: Any) -> bool:
+def is_mine(line: object) -> bool:
     is_run = isinstance(line, Record) and line.run.part == planning.PART
     return is_run or isinstance(line, QualityLine)
 
@@ -191,7 +191,7 @@ def print_plan(plan: planning.QuantPlan, as_json: bool) -> None:
     out.print(f"Quality: {quality}. Speed: {speed}. At most {duration(plan.budget_s)} in all.")
 
 
-def finished(line: Any) -> str:
+def finished(line: QuantLine) -> str:
     """A progress line for what was measured."""
     if not isinstance(line, QualityLine):
         return text_results.finished(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.lists import grouped
 from lab.core.stats import Ratio
@@ -34,7 +34,7 @@ def by_depth(lines: Sequence[object]) -> pd.DataFrame:
     for variant, line in scored.items():
         begin = 0
         for end, parts in parts_by_end(line).items():
-            row: dict[str, Any] = {"label": labels[variant], "begin": begin, "end": end}
+            row: dict[str, object] = {"label": labels[variant], "begin": begin, "end": end}
             row["span"] = f"{begin:,}-{end:,}"
             row |= figures.figures_of_chunks(parts)
             for phase in figures.PHASES:

@@ -20,7 +20,7 @@ from lab.core.results import Readable, lines_of
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.quant import caches
-from lab.features.quant.lines import Divergence, QualityLine
+from lab.features.quant.lines import Divergence, QualityLine, QuantLine
 from lab.features.quant.planning import PART
 from lab.show import comparison
 
@@ -73,7 +73,7 @@ class Speed:
         return is_known and shown.DISTURBED not in self.doubts
 
 
-def of_sessions(lines: Sequence[Any]) -> list[tuple[list[Any], QuantFigures]]:
+def of_sessions(lines: Sequence[QuantLine]) -> list[tuple[list[QuantLine], QuantFigures]]:
     """Each session with quality: its lines, and what it found."""
     sessions = []
     for lines_of_session in grouped(lines, lambda line: line.session).values():
@@ -82,11 +82,11 @@ def of_sessions(lines: Sequence[Any]) -> list[tuple[list[Any], QuantFigures]]:
     return sessions
 
 
-def qualities(lines: Iterable[Any]) -> list[QualityLine]:
+def qualities(lines: Iterable[object]) -> list[QualityLine]:
     return [line for line in lines if isinstance(line, QualityLine)]
 
 
-def runs(lines: Iterable[Any]) -> list[Record]:
+def runs(lines: Iterable[object]) -> list[Record]:
     """The timed runs that show the speed of files."""
     return [line for line in lines if isinstance(line, Record) and is_speed(line)]
 
@@ -95,7 +95,7 @@ def is_speed(record: Record) -> bool:
     return record.run.part == PART and record.run.is_timed
 
 
-def candidates(lines: Iterable[Any]) -> dict[str, QualityLine]:
+def candidates(lines: Iterable[object]) -> dict[str, QualityLine]:
     """The qualities by variant, without the noise floor."""
     return {line.variant: line for line in qualities(lines) if not line.is_floor}
 
@@ -119,7 +119,7 @@ def quant_table(lines: Readable) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def figures(lines: Sequence[Any]) -> QuantFigures:
+def figures(lines: Sequence[QuantLine]) -> QuantFigures:
     """The figures of one session."""
     import pandas as pd
 
@@ -131,7 +131,7 @@ def figures(lines: Sequence[Any]) -> QuantFigures:
     speeds = all_speeds(runs(lines))
     rows = []
     for variant in variants:
-        row: dict[str, Any] = {"label": labels[variant], "variant": variant}
+        row: dict[str, object] = {"label": labels[variant], "variant": variant}
         row["is_reference"] = variant == first.reference
         row |= figures_of_file(file_of(variant, lines))
         for phase in PHASES:
@@ -156,7 +156,7 @@ def figures(lines: Sequence[Any]) -> QuantFigures:
     )
 
 
-def file_of(variant: str, lines: Sequence[Any]) -> Any:
+def file_of(variant: str, lines: Sequence[object]) -> Any:
     """A line with the model and settings of a variant: its longest run if there is one."""
     of_variant = [record for record in runs(lines) if record.run.variant == variant]
     if of_variant:
@@ -167,7 +167,7 @@ def file_of(variant: str, lines: Sequence[Any]) -> Any:
     return None
 
 
-def labels_of(variants: Sequence[str], lines: Sequence[Any]) -> dict[str, str]:
+def labels_of(variants: Sequence[str], lines: Sequence[object]) -> dict[str, str]:
     """The shortest names that differ: cache types, quantizations, file names, or options."""
     files = [file_of(variant, lines) for variant in variants]
     if None not in files:
@@ -217,7 +217,7 @@ def figures_of_file(file: Any) -> dict[str, float]:
     return figures
 
 
-def figures_of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
+def figures_of_chunks(chunks: Sequence[Divergence]) -> dict[str, object]:
     """The figures of a candidate: divergence, agreement and perplexity, with their intervals."""
     import numpy as np
 
@@ -250,7 +250,7 @@ def figures_by_text(scored: dict[str, QualityLine], labels: dict[str, str]) -> p
     return pd.DataFrame(rows)
 
 
-def speed_figures(phase: str, speed: Speed) -> dict[str, Any]:
+def speed_figures(phase: str, speed: Speed) -> dict[str, object]:
     named = {**with_ends(phase, speed.ratio), f"{phase}_doubts": speed.doubts}
     if phase == "decode":
         named["is_clear"] = speed.is_clear

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lab.core.bounds import Count, Number, Text, Whole
-from lab.core.record import SCHEMA, Machine, Model, Settings
+from lab.core.record import SCHEMA, Machine, Model, Record, Settings
 
 SHORTEST_BUDGET_S = 10
 LONGEST_BUDGET_S = 86_400
@@ -83,3 +83,6 @@ class QualityLine:
     @property
     def model_name(self) -> str:
         return self.model.name
+
+
+QuantLine = QualityLine | Record  # of a session

@@ -107,7 +107,7 @@ def quant(
         return Results(execute(plan, path, show))
 
 
-def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[object]:
+def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[QualityLine | Record]:
     """Measure quality, then speed; yields each line after it is in `path`.
 
     After Ctrl-C the chunks that all candidates have scored are kept.

@@ -12,6 +12,7 @@ from lab.core.lists import join_and, plural
 from lab.features.quant import cache_section, figures, picture
 from lab.features.quant.cells import cell, ends, matrix, name_of
 from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
+from lab.features.quant.lines import QuantLine
 from lab.models import catalog
 from lab.show import text_doubts, text_setup
 from lab.show.cells import TEXT, Cell, Column, stacked
@@ -37,7 +38,7 @@ CAPTION = (
 )
 
 
-def sections(lines: Sequence[Any]) -> list[Section]:
+def sections(lines: Sequence[QuantLine]) -> list[Section]:
     """A section for each session; none for speed without quality."""
     shown_sections = []
     for lines_of_session, summary in figures.of_sessions(lines):
@@ -48,7 +49,7 @@ def sections(lines: Sequence[Any]) -> list[Section]:
     return shown_sections
 
 
-def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
+def section(lines: Sequence[QuantLine], summary: QuantFigures) -> Section:
     runs = figures.runs(lines)
     rows = list(summary.rows.itertuples())
     subject = text_setup.where(runs or lines)
@@ -140,7 +141,7 @@ def choice(row: Any) -> str:
     )
 
 
-def sentences(lines: Sequence[Any], summary: QuantFigures) -> list[str]:
+def sentences(lines: Sequence[object], summary: QuantFigures) -> list[str]:
     """A recommendation, which files are beaten, what is equal, and the basis of the figures."""
     return [
         *speed_sentences(summary),
@@ -220,7 +221,7 @@ def floor_sentences(summary: QuantFigures) -> list[str]:
     return [sentence]
 
 
-def origin_sentences(lines: Sequence[Any], summary: QuantFigures) -> list[str]:
+def origin_sentences(lines: Sequence[object], summary: QuantFigures) -> list[str]:
     """What the reference was made from, if it was requantized."""
     reference = summary.rows.iloc[0]
     file = figures.file_of(reference.variant, lines)

@@ -83,7 +83,7 @@ def bill(calls: Sequence[RecordedCall]) -> pd.DataFrame:
     """A row per call, in the order of the session, with `call_record` of each."""
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for call in calls:
         rows.append(
             {

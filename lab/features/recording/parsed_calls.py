@@ -9,7 +9,6 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 from lab.core.request import ERROR_INSIDE
 from lab.errors import printable
@@ -27,7 +26,7 @@ class ParsedCall:
     """A call, its request as JSON and as the blocks of a prompt, and what its answer says."""
 
     proxied: ProxiedCall
-    body: dict[str, Any]
+    body: dict[str, object]
     blocks: Blocks
     answer: Answer
 

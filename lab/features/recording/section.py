@@ -44,7 +44,7 @@ class CallRow:
     conversation: str  # its number; "" for the only one
 
 
-def is_recorded(line: Any) -> bool:
+def is_recorded(line: object) -> bool:
     return isinstance(line, RecordedCall)
 
 
@@ -171,9 +171,9 @@ COLUMNS = (
 
 def document(
     calls: Sequence[RecordedCall], table: pd.DataFrame, mends: Sequence[figures.Mend]
-) -> dict[str, list[Any]]:
+) -> dict[str, list[object]]:
     """The calls and the mends, for JSON."""
-    rows = []
+    rows: list[object] = []
     columns = table.astype(object).where(table.notna(), None)
     for call, row in zip(calls, columns.to_dict("records"), strict=True):
         cause = dataclasses.asdict(call.cause) if call.cause else None

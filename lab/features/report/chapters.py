@@ -10,16 +10,17 @@ from operator import itemgetter
 from typing import Any
 
 from lab.core import shell
+from lab.core.lines import Lines
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features.explain.section import explained
-from lab.features.report.lines import Lines
 from lab.roofline import probing
 from lab.runner import as_options, machine
 from lab.show import table, text_plan, text_results, text_setup
 from lab.show.cells import LONG_TEXT, NUMBER, Column
-from lab.show.section import UNKNOWN, Section, tabled
+from lab.show.section import UNKNOWN, Section, Table, tabled
 
 
 def gist(sections: Sequence[Section]) -> list[str]:
@@ -38,7 +39,11 @@ def without_sentences(sections: Sequence[Section]) -> list[Section]:
     return [dataclasses.replace(section, sentences=()) for section in sections]
 
 
-def title(of_kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> str:
+def title(
+    of_kinds: Sequence[Section],
+    compared: Sequence[Sequence[Record | RequestRecord]],
+    good: Lines,
+) -> str:
     """The question of a page; for several kinds of results the number of sessions or the kinds,
     models and machine."""
     if len(of_kinds) == 1:
@@ -114,7 +119,7 @@ def setups(good: Lines) -> Section:
     facts = pd.DataFrame(map(facts_of, good)).drop_duplicates().fillna(UNKNOWN)
     shared = facts.columns[facts.nunique() == 1]
     different = facts.columns.difference(shared, sort=False)
-    cells: dict[str, Any] = {}
+    cells: Table = {"columns": (), "cells": (), "rows": ()}
     if len(facts) > 1:
         columns = []
         for name in different:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.core.record import Record
+from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.features.report.lines import Lines
 from lab.show import comparison, table, text_comparison
 from lab.show.cells import listed
 from lab.show.comparison import Group
@@ -36,7 +37,9 @@ class Cluster:
 
 
 def compare(
-    records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]
+    records: Sequence[Record | RequestRecord],
+    at_least: float,
+    spreads: Mapping[tuple[Any, str], Spread],
 ) -> Compared:
     """Compare setups of the same model or, of few setups, all that have a length in common."""
     try:

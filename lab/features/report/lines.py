@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from lab.core.lines import Lines, ResultLine
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.show import comparison, table
-
-Lines = Sequence[Any]  # runs, requests and findings of rooms
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class ReportLines:
     special: list[Record]  # runs whose results have tables of their own
     requests: list[RequestRecord]  # that ran alone
     requests_of_experiments: list[RequestRecord]
-    findings: list[Any]
+    findings: list[ResultLine]
 
     @property
     def answered(self) -> list[RequestRecord]:
@@ -35,7 +32,7 @@ class ReportLines:
         return [record for record in self.special if record.session not in described]
 
     @property
-    def good(self) -> list[Any]:
+    def good(self) -> list[ResultLine]:
         """What was measured."""
         return [
             *self.timed,
@@ -46,7 +43,7 @@ class ReportLines:
         ]
 
     @property
-    def shown(self) -> list[Any]:
+    def shown(self) -> list[ResultLine]:
         """What the sections of kinds are made of."""
         return [
             *self.timed,

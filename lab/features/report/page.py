@@ -17,13 +17,14 @@ from typing import Any
 from lab.app import kinds
 from lab.core import files, results
 from lab.core.arguments import Share, StrPath, share
+from lab.core.lines import Lines
 from lab.core.record import Ceilings, Record
 from lab.core.results import Readable
 from lab.errors import LabError
 from lab.features.predict import laws, published_record
 from lab.features.report import chapters
 from lab.features.report.compared import compare
-from lab.features.report.lines import Lines, ReportLines, sort_lines
+from lab.features.report.lines import ReportLines, sort_lines
 from lab.roofline import probing
 from lab.show import comparison, page, table, text_doubts, text_requests
 from lab.show.section import Context

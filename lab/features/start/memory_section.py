@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lab.core.lists import grouped, plural
 from lab.features.start import memory_figures
@@ -160,7 +159,7 @@ def sentences(lines: Sequence[MemoryLine], limits: Sequence[MemoryLimit]) -> lis
     return result
 
 
-def document(lines: Sequence[MemoryLine]) -> list[dict[str, Any]]:
+def document(lines: Sequence[MemoryLine]) -> list[dict[str, object]]:
     """What JSON has of the starts."""
     documents = []
     for line in lines:

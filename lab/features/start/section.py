@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.lists import grouped, plural
 from lab.features.start import figures
@@ -223,9 +223,9 @@ def warnings(lines: Sequence[StartLine]) -> list[str]:
     return []
 
 
-def document(lines: Sequence[StartLine]) -> list[dict[str, Any]]:
+def document(lines: Sequence[StartLine]) -> list[dict[str, object]]:
     """What JSON has of the starts."""
-    documents = []
+    documents: list[dict[str, object]] = []
     for line in lines:
         documents.append(
             {

@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lab.core.lists import plural
 from lab.features.trace import pictures
@@ -94,7 +93,7 @@ def changes_sentence(line: AttentionLine) -> str:
     )
 
 
-def document(line: AttentionLine) -> dict[str, Any]:
+def document(line: AttentionLine) -> dict[str, object]:
     """What JSON has of attention weights."""
     return {
         "session": line.session,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 from lab.core.lists import join_and, plural
 from lab.features.trace import pictures
@@ -206,7 +205,7 @@ def ceilings_sentences(decode: TracedPhase) -> list[str]:
     ]
 
 
-def document(line: TraceLine) -> dict[str, Any]:
+def document(line: TraceLine) -> dict[str, object]:
     """What JSON has of a trace."""
     phases = []
     for phase in line.phases:

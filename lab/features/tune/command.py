@@ -114,7 +114,7 @@ def command(save: str | None, **options: Any) -> None:
         save_settings(save, figures.tuned(lines))
 
 
-def so_far(lines: Sequence[Any]) -> str:
+def so_far(lines: Sequence[object]) -> str:
     """The best settings so far, in sentences."""
     answers: list[str] = []
     for result in figures.of_sessions(lines):

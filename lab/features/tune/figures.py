@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from lab.core import phases, stats
 from lab.core.asked_settings import table
@@ -79,7 +79,7 @@ class Tuned:
         return is_clear_gain(self.gain)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The recommended changes as keywords of `lab.measure`; {} without a recommendation."""
         if self.winner is None or not self.is_recommended:
             return {}
@@ -120,7 +120,7 @@ def is_clear_gain(gain: Ratio | None) -> bool:
 
 def choice_of(record: Record, default: Record) -> Choice:
     """The settings in which a record differs from the default, by the lab's names."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for name, setting in table().items():
         field = setting.recorded
         if hasattr(record.settings, field):
@@ -148,20 +148,20 @@ def timing(record: Record, choice: Choice) -> Timing | None:
     return Timing(run.block, choice, seconds, bool(disturbances(record)))
 
 
-def is_mine(line: Any) -> bool:
+def is_mine(line: object) -> TypeGuard[Record | TuningLine]:
     """Whether a line is of a session of `lab tune`."""
     is_run = isinstance(line, Record) and line.run.part in PARTS
     return is_run or isinstance(line, TuningLine)
 
 
-def of_sessions(lines: Iterable[Any]) -> list[Tuned]:
+def of_sessions(lines: Iterable[object]) -> list[Tuned]:
     """The results of all sessions of `lab tune` in which the default was measured."""
     sessions = grouped(filter(is_mine, lines), lambda line: line.session)
     results = map(tuned, sessions.values())
     return [result for result in results if result is not None]
 
 
-def tuned(lines: Sequence[Any]) -> Tuned | None:
+def tuned(lines: Sequence[object]) -> Tuned | None:
     """The result of one session, from its lines; None if the default was not measured."""
     asked = [line for line in lines if isinstance(line, TuningLine)]
     records = []
@@ -215,7 +215,7 @@ def rows_of_runs(
     timings = []
     for record in records:
         choice = choice_of(record, default)
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "part": record.run.part,
             "variant": record.run.variant or "",
             "choice": choice,

@@ -104,7 +104,7 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[object]:
+) -> Iterator[TuningLine | Record]:
     """Search, then confirm: yields each line after it was appended to `path`."""
     line = first_line(plan, path)
     save(path, line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -33,7 +33,7 @@ UBATCHES = (64, 128, 256, 512, 1024, 2048)
 # llama.cpp packs the values of a cache only with flash attention
 PACKED = ("flash_attn", "off")
 
-Space = Mapping[str, list[object]]  # the values to try of each setting
+Space = Mapping[str, Sequence[object]]  # the values to try of each setting
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,13 @@ def combinations(values: list[Choice]) -> Iterator[Choice]:
                     yield choice
 
 
-def space(default: Plan, allow_lossy: bool, n_beside: int = 0) -> dict[str, list[Any]]:
+def space(default: Plan, allow_lossy: bool, n_beside: int = 0) -> dict[str, Sequence[object]]:
     """The values to try of each setting: what this machine and this model can have."""
     settings = default.settings
     n_layer = default.model.n_layer or 0
     devices = machine.used(default.machine, settings)
     has_layers_on_cpu = not devices or settings.n_gpu_layers <= n_layer
-    values: dict[str, list[Any]] = {
+    values: dict[str, Sequence[object]] = {
         "ubatch": ubatches(default),
         "mmap": [False],
     }
@@ -248,7 +248,7 @@ def other_threads(n_threads: int) -> list[int]:
 
 def lossy_values(default: Plan) -> dict[str, list[object]]:
     """Values that change what the model writes."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[object]] = {}
     for name in ("cache_type_k", "cache_type_v"):
         values[name] = ["q8_0", "q4_0"]
     if default.file.source in (catalog.EMBEDDED, catalog.REQUANTIZED, catalog.SYNTHETIC):

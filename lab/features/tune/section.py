@@ -54,7 +54,7 @@ CAPTION = (
 NO_DEFAULT = "lab tune measured no run of the default, so nothing can be compared with it."
 
 
-def chapters(lines: Sequence[Any], context: Context) -> list[Section]:
+def chapters(lines: Sequence[object], context: Context) -> list[Section]:
     """Searches for the fastest settings, a part for each session."""
     parts = [section(result, context) for result in of_sessions(lines)]
     if not parts:
@@ -226,7 +226,7 @@ def command_lines(result: Tuned) -> dict[str, str]:
     return {"llama-server": server, "lab": shell.lab("measure", *options)}
 
 
-def document(result: Tuned) -> dict[str, Any]:
+def document(result: Tuned) -> dict[str, object]:
     """A session for JSON; what is unknown is None."""
     tried = result.tried.drop(columns="choice").astype(object)
     is_known = tried.notna() & (tried != "")

@@ -217,7 +217,7 @@ def served_section(
     return dataclasses.replace(section, warnings=warnings)
 
 
-def is_served(line: Any) -> bool:
+def is_served(line: object) -> bool:
     """Whether a line of a results file is a turn through a server."""
     return isinstance(line, RequestRecord) and line.experiment == NAME
 

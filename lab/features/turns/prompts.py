@@ -231,7 +231,7 @@ def content_text(message: Message) -> str:
     return str(content)
 
 
-def with_object_arguments(call: Any) -> Any:
+def with_object_arguments(call: Any) -> object:
     """A tool call with its arguments as an object; as it is if they are none."""
     try:
         function = dict(call["function"])

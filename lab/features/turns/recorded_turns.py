@@ -139,7 +139,7 @@ def with_nonce(body: Body, nonce: str) -> Body:
     return {**body, "messages": messages, "tools": [tool_with_nonce(first, nonce), *others]}
 
 
-def tool_with_nonce(tool: Any, nonce: str) -> Any:
+def tool_with_nonce(tool: object, nonce: str) -> Any:
     """A tool with these letters before its description; as it is if it is no function."""
     if not isinstance(tool, dict):
         return tool

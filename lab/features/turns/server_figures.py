@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import stats
 from lab.core.experiments import setup_of
@@ -99,7 +99,7 @@ def answered(records: Sequence[RequestRecord]) -> pd.DataFrame:
     """A row per request that succeeded: its place in the conversation, tokens, and times."""
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for record in records:
         request = record.request
         times = figures_of_request(request)

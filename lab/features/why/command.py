@@ -166,7 +166,7 @@ def print_read(figures: Sequence[str], prefill: bool, as_json: bool) -> None:
 
     sides, chosen = read_sides(figures, prefill)
     if as_json:
-        lists = dict[str, Any]()
+        lists = dict[str, object]()
         for letter, side in zip("AB", sides, strict=False):
             lists[letter] = [figure_document(figure) for figure in side]
         console.print_json(lists)

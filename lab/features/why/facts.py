@@ -49,7 +49,7 @@ LONGEST_VALUE = 60  # letters of a value in a sentence
 class Fact:
     """A value, the line of a text that states it, and how it is known. Unknown: no Fact."""
 
-    value: Any
+    value: object
     line: int | None = None
     how: str = STATED
     shown: str = ""  # as the text writes it
@@ -88,9 +88,9 @@ def value_of(facts: Facts, name: str) -> Any:
     return fact.value if fact else None
 
 
-def settings_of(facts: Facts) -> dict[str, object]:
+def settings_of(facts: Facts) -> dict[str, Any]:
     """The settings that a trial can measure, by their keywords in AskedSettings."""
-    settings = dict[str, Any]()
+    settings = dict[str, object]()
     for name in MEASURABLE:
         fact = facts.get(name)
         if fact and is_valid(name, fact.value):
@@ -179,7 +179,8 @@ def compare(
         by_letter[letter] = facts.get(name)
         if COMMAND in facts:
             with_commands.append(letter)
-            programs.add(ONE_FAMILY.get(facts[COMMAND].value, facts[COMMAND].value))
+            program = str(facts[COMMAND].value)
+            programs.add(ONE_FAMILY.get(program, program))
     if len(programs) > 1:  # a program does not have the other's options
         with_commands = []
     first, second = by_letter.values()

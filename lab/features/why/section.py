@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.errors import printable
@@ -303,10 +303,10 @@ def kind_of(part: GapPart) -> str:
     return SLOWS if part.log > 0 else SPEEDS_UP
 
 
-def document(explained: WhyAnswer) -> dict[str, Any]:
+def document(explained: WhyAnswer) -> dict[str, object]:
     """The answer as JSON."""
     conclusion = conclude(explained)
-    sides = dict[str, Any]()
+    sides = dict[str, object]()
     for letter, figure in explained.pair.sides:
         sides[letter] = figure_document(figure)
     return {
@@ -323,10 +323,10 @@ def document(explained: WhyAnswer) -> dict[str, Any]:
     }
 
 
-def figure_document(figure: Figure) -> dict[str, Any]:
+def figure_document(figure: Figure) -> dict[str, object]:
     """A figure as JSON: its fields, and its facts with their lines."""
     fields = {name: getattr(figure, name) for name in FIELDS}
-    facts_by_name = dict[str, Any]()
+    facts_by_name = dict[str, object]()
     for name, fact in figure.facts.items():
         facts_by_name[name] = {"value": fact.value, "line": fact.line, "how": fact.how}
     return {
@@ -341,7 +341,7 @@ def figure_document(figure: Figure) -> dict[str, Any]:
     }
 
 
-def part_document(part: GapPart) -> dict[str, Any]:
+def part_document(part: GapPart) -> dict[str, object]:
     """A part as JSON."""
     low, high = part.range or (None, None)
     return {

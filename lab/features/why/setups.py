@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from lab.core import memory
 from lab.core.asked_settings import DEFAULT, table
@@ -281,7 +280,7 @@ def of_sampling(pair: Pair) -> list[GapPart]:
         return []
     letters = pair.letters
     reason = printable(f"{names[0]} in {letters[0]}; {names[1]} in {letters[1]}")
-    changes: dict[str, Any] = dict.fromkeys(keywords(fast))
+    changes: dict[str, object] = dict.fromkeys(keywords(fast))
     return [unknown(CHOOSING, reason, differs=True, changes=changes | keywords(slow))]
 
 
@@ -309,7 +308,7 @@ def settings_of(record: Record) -> dict[str, object]:
     None stands for all layers, as in figures of other programs. What is unknown is left out.
     """
     settings = record.settings
-    values = dict[str, Any]()
+    values = dict[str, object]()
     for name, setting in table().items():
         value = getattr(settings, setting.recorded)
         if value is not None and name not in ("prompt", "seed"):

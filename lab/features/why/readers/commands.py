@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lab.core import shell
 from lab.features.why import facts
@@ -307,7 +306,7 @@ def facts_of_option(flag: str, value: str | None, program: str, line: int) -> di
 
 def implied(program: str) -> dict[str, Fact]:
     """What the documented defaults of a program say where its command does not."""
-    values = dict[str, Any]()
+    values = dict[str, object]()
     if program in (LLAMA, BENCH):
         values |= DEFAULTS_OF_LLAMA
     if program in (LLAMA, VLLM, SGLANG, MLX):

@@ -121,7 +121,7 @@ def other_rates(
         printed = answer.values.get(name)
         if printed:
             tps = plain_rate(printed, answer.count(of_tokens), total_s, program.rounds_s)
-            fields: dict[str, Any] = {"phase": phase, "counts": counts, "depth": n_context}
+            fields: dict[str, object] = {"phase": phase, "counts": counts, "depth": n_context}
             yield name, tps, {**fields, **drafts_of(answer, answer.count("n_gen"))}
 
 

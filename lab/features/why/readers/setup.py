@@ -122,7 +122,7 @@ class Known:
 
 def hardware_of(devices: Mapping[str, Fact]) -> Fact:
     """The devices as one fact: 2x NVIDIA GeForce RTX 3090."""
-    counts = Counter(fact.value for fact in devices.values())
+    counts = Counter(str(fact.value) for fact in devices.values())
     names = [name if n == 1 else f"{n}x {name}" for name, n in counts.items()]
     first = next(iter(devices.values()))
     return Fact(", ".join(names), first.line)
