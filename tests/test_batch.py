@@ -168,6 +168,7 @@ def test_predicted_steps_share_the_reading_of_the_weights() -> None:
     assert times_s == sorted(times_s)
     assert times_s[2] < 16 * times_s[0]
     assert row.expected_s == pytest.approx(times_s[1])
+    assert row.ridge is not None
     assert 1 < row.ridge < 64
     assert ridge.startswith("Above about ")
     assert errors.startswith("Prediction error of step times: median")

@@ -390,7 +390,7 @@ def test_a_vocabulary_of_any_size_is_a_model(tmp_path: Path) -> None:
 
 
 def test_chains_that_take_nearly_as_long_as_the_slowest_are_named_beside_it() -> None:
-    def timed(name: str, choose_s: float) -> SimpleNamespace:
+    def timed(name: str, choose_s: float) -> Any:
         return SimpleNamespace(name=name, choose_s=choose_s, n_seq=1)
 
     default = timed(choosing.DEFAULT, 1e-4)

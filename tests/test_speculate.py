@@ -152,11 +152,14 @@ def test_the_share_at_which_it_pays(
     ],
 )
 def test_drafts_pay_above_a_chance_of_each_token(v: float, sentence: str) -> None:
-    assert curve.what_pays([SimpleNamespace(n_positions=3, v=v, c=None)]) == sentence
+    rows: list[Any] = [SimpleNamespace(n_positions=3, v=v, c=None)]
+    assert curve.what_pays(rows) == sentence
 
 
 def test_the_step_of_the_sentence_is_that_of_its_drafts() -> None:
-    rows = [SimpleNamespace(n_positions=n, v=v, c=None) for n, v in ((4, 2.86), (5, 3.52))]
+    rows: list[Any] = [
+        SimpleNamespace(n_positions=n, v=v, c=None) for n, v in ((4, 2.86), (5, 3.52))
+    ]
     assert curve.what_pays(rows) == (
         "A step of 4 positions takes 2.86x a step of one: drafts of 3 tokens pay if each drafted "
         "token is right with a chance above 78 %."

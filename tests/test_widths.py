@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Never
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,16 @@ from lab.app import kinds
 from lab.core.figures import E2E, PREFILL, TTFT
 from lab.features import ceilings
 from lab.features.predict import tables
-from lab.show.cells import LONG_TEXT, PROMPT_TOKENS, TEXT, Column, listed, of_figure, stacked
+from lab.show.cells import (
+    LONG_TEXT,
+    PROMPT_TOKENS,
+    TEXT,
+    Cell,
+    Column,
+    listed,
+    of_figure,
+    stacked,
+)
 from lab.show.console import Grid, console
 from lab.show.section import Context, Section, print_sections, tabled
 from tests.support.command import run_lab
@@ -27,7 +37,7 @@ TO_COMPARE = [
     *RESULTS.glob("sample-to-compare*.jsonl"),
 ]
 UNBROKEN = 400  # a width at which no table gives way
-NAME = Column("name", kind=TEXT)
+NAME: Column[object] = Column("name", kind=TEXT)
 WIDTHS = (60, 80, 100, 120)
 MOST_LINES_OF_OUTPUT = 14
 
@@ -131,7 +141,7 @@ def test_columns_that_others_imply_give_way_first_and_are_named(
     ids=["predictions", "ceilings"],
 )
 def test_the_deciding_column_stays_in_a_narrow_terminal(
-    columns: Sequence[Column],
+    columns: Sequence[Column[Never]],
     cells: tuple[str, ...],
     deciding: str,
     capsys: pytest.CaptureFixture[str],
@@ -149,16 +159,14 @@ def test_a_terminal_shows_the_table_and_three_lines_and_says_how_to_see_the_othe
 ) -> None:
     warnings = ["10 and 30 prompt tokens: was disturbed", "drifted"]
     sentences = [f"sentence {number}" for number in range(5)]
+    rows: list[list[Cell | str]] = [
+        ["10", stacked("0.1", "0.08-0.12")],
+        ["20", stacked("0.2", "0.1-0.3")],
+        ["30", "0.3"],
+    ]
     section = Section(
         below="their range",
-        **tabled(
-            listed(["prompt\ntokens", "TTFT\ns"]),
-            [
-                ["10", stacked("0.1", "0.08-0.12")],
-                ["20", stacked("0.2", "0.1-0.3")],
-                ["30", "0.3"],
-            ],
-        ),
+        **tabled(listed(["prompt\ntokens", "TTFT\ns"]), rows),
         warnings=warnings,
         sentences=sentences,
         notes=["a definition"],

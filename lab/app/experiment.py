@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import click
 
@@ -37,6 +37,7 @@ from lab.show.section import (
     Kind,
     Picture,
     Section,
+    ShownColumns,
     about_shown,
     is_plain,
     tabled,
@@ -55,8 +56,17 @@ REPEAT = click.option(
 )
 
 
+class NamedRow(Protocol):
+    """A row of an experiment: a named tuple of its room."""
+
+    def _asdict(self) -> dict[str, object]: ...
+
+
+Row = TypeVar("Row", bound=NamedRow)
+
+
 @dataclass(frozen=True)
-class ExperimentTable:
+class ExperimentTable(Generic[Row]):
     """The results of one setup: the question that they answer, rows in columns, sentences, perhaps
     a picture.
 
@@ -68,12 +78,12 @@ class ExperimentTable:
     name: str
     question: str
     title: str
-    columns: Columns
-    rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
-    conclude: Callable[[Sequence[object], Sequence[Record]], list[str]]
-    draw: Callable[[Sequence[Any], Sequence[Record], str, Figure], None] | None = None
+    columns: Columns[Row]
+    rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Row]]
+    conclude: Callable[[Sequence[Row], Sequence[Record]], list[str]]
+    draw: Callable[[Sequence[Row], Sequence[Record], str, Figure], None] | None = None
     topic: str = ""  # of the picture
-    finding: Callable[[Sequence[Any]], str | None] | None = None
+    finding: Callable[[Sequence[Row]], str | None] | None = None
     caption: str = ""  # of the picture
     below: str = ""  # what cells have in their second line, such as "their range"
     is_by_ceilings: bool = True  # its predictions need ceilings
@@ -94,7 +104,7 @@ class Experiment:
     plan: MakesPlan
     options: Sequence[CommandOption]  # besides those of the engine and of the output
     main_options: tuple[str, ...]  # that the help shows first
-    tables: tuple[ExperimentTable, ...]
+    tables: tuple[ExperimentTable[Any], ...]
     saves_states: bool = False  # then the plan gets a `folder` for them
     through_server: Callable[[click.Context, str, dict[str, Any]], None] | None = None
 
@@ -175,7 +185,7 @@ def folder_for_states(out: Path) -> Iterator[str]:
 
 
 def section(
-    shown_table: ExperimentTable,
+    shown_table: ExperimentTable[Row],
     label: str,
     records: Sequence[Record],
     prediction: StepPrediction | None,
@@ -219,7 +229,7 @@ def section(
 
 
 def headline(
-    shown_table: ExperimentTable, rows: Sequence[object], records: Sequence[Record]
+    shown_table: ExperimentTable[Row], rows: Sequence[Row], records: Sequence[Record]
 ) -> str:
     """What the picture shows: its finding, or else its topic."""
     if shown_table.finding is None or not rows or is_doubtful(records):
@@ -244,7 +254,9 @@ def is_doubtful(records: Sequence[Record]) -> bool:
 
 
 def basis(
-    shown_table: ExperimentTable, prediction: StepPrediction | None, columns: Columns
+    shown_table: ExperimentTable[Row],
+    prediction: StepPrediction | None,
+    columns: ShownColumns,
 ) -> list[str]:
     """What the predictions of a table come from, in a sentence, where they need ceilings."""
     if not shown_table.is_by_ceilings:

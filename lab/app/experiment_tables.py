@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lab.show import canvas
 from lab.show.cells import Cell, stacked
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Point = tuple[float, float]
+Row = TypeVar("Row")
 
 
 class MeasuredPoint(NamedTuple):
@@ -38,10 +39,18 @@ def ranged(value_s: float, low_s: float, high_s: float, n_runs: int) -> Cell:
     return stacked(value, f"{low}-{high}")
 
 
-def as_rows(table: pd.DataFrame) -> list[Any]:
-    """The rows of a table as named tuples, with None for an unknown figure."""
+def as_rows(table: pd.DataFrame, make: Callable[..., Row]) -> list[Row]:
+    """The rows of a table, which `make` makes of its columns; None for an unknown figure."""
+    rows = []
+    for values in with_none(table).itertuples(index=False, name=None):
+        rows.append(make(**dict(zip(table.columns, values, strict=True))))
+    return rows
+
+
+def with_none(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with None for an unknown figure."""
     cells = table.astype(object)
-    return list(cells.where(cells.notna(), None).itertuples(index=False, name="Row"))
+    return cells.where(cells.notna(), None)
 
 
 def first_difference(ids: Sequence[object], reference: Sequence[object]) -> int | None:

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
 
 import click
 
@@ -307,7 +307,30 @@ def kv_bytes(record: Record, setup: Batch) -> float:
     return n_bytes * sum(batches.cache_lengths(setup, run.n_prompt, run.n_gen, settings))
 
 
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+class BatchRow(NamedTuple):
+    """The medians of a number of sequences."""
+
+    n_prompt: int
+    n_gen: int
+    is_shared: bool
+    n_seq: int
+    step_s: float
+    tpot_s: float
+    prefill_s: float
+    kv_bytes: int | None
+    n_runs: int
+    step_min_s: float
+    step_max_s: float
+    total_tps: float
+    user_tps: float
+    efficiency: float | None
+    expected_s: float | None
+    ridge: float | None
+
+
+def rows(
+    records: Sequence[Record], prediction: StepPrediction | None = None
+) -> list[BatchRow]:
     """A row for each number of sequences of one setup: medians over the successful timed runs.
 
     `step_s` has the least and largest of a run beside it. `efficiency` is None where one sequence
@@ -340,10 +363,10 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         lengths = list(zip(table.n_prompt, table.n_gen, table.n_seq, strict=True))
         table["expected_s"] = [expected_s(prediction, *of_row) for of_row in lengths]
         table["ridge"] = [ridge(prediction, n_prompt, n_gen) for n_prompt, n_gen, _ in lengths]
-    return as_rows(table)
+    return as_rows(table, BatchRow)
 
 
-def by_request(rows: Sequence[Any]) -> list[list[Any]]:
+def by_request(rows: Sequence[BatchRow]) -> list[list[BatchRow]]:
     """Rows that differ only in the number of sequences, together."""
     return list(grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared)).values())
 
@@ -384,7 +407,7 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     return weights_ns / (arithmetic_ns - traffic_ns)
 
 
-def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
+def conclude(rows: Sequence[BatchRow], records: Sequence[Record] = ()) -> list[str]:
     """What rows of one setup show, in sentences."""
     sentences: list[str] = []
     for request in by_request(rows):
@@ -401,7 +424,7 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
     return sentences
 
 
-def gain(request: Sequence[Any]) -> str:
+def gain(request: Sequence[BatchRow]) -> str:
     """What the largest number of sequences gains, and whether a smaller one has more."""
     alone = request[0]
     largest = request[-1]
@@ -412,11 +435,11 @@ def gain(request: Sequence[Any]) -> str:
     return sentence
 
 
-def gain_of_largest(request: Sequence[Any]) -> str:
+def gain_of_largest(request: Sequence[BatchRow]) -> str:
     """What the largest number of sequences gains over one sequence."""
     alone = request[0]
     largest = request[-1]
-    total = digits(largest.efficiency)
+    total = digits(largest.efficiency or math.nan)
     user = digits(largest.user_tps / alone.user_tps)
     return (
         f"{largest.n_seq} sequences together: {total}x the tokens/s of one in total, "
@@ -424,7 +447,7 @@ def gain_of_largest(request: Sequence[Any]) -> str:
     )
 
 
-def finding(rows: Sequence[Any]) -> str | None:
+def finding(rows: Sequence[BatchRow]) -> str | None:
     """The gain after the longest prompt; None if nothing was measured beside one sequence."""
     requests = by_request(rows)
     request = requests[-1]
@@ -435,7 +458,9 @@ def finding(rows: Sequence[Any]) -> str | None:
     return f"{gain_of_largest(request)} ({prompt_label(request[-1])})"
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
+def draw(
+    rows: Sequence[BatchRow], records: Sequence[Record], title: str, figure: Figure
+) -> None:
     """The total rate (left) and the rate per user (right).
 
     Grey lines: the rates if sharing a step cost nothing, and the ridge, if anything is concluded.
@@ -461,7 +486,7 @@ def user_rate(n_seq: float, tpot_s: float) -> float:
 
 
 def draw_rates(
-    ax: Axes, rows: Sequence[Any], runs: pd.DataFrame, rate: Rate, has_ridges: bool
+    ax: Axes, rows: Sequence[BatchRow], runs: pd.DataFrame, rate: Rate, has_ridges: bool
 ) -> None:
     """Draw rates over the number of sequences: of each run, their medians, and predicted."""
     runs_by_request = runs.groupby(REQUEST)
@@ -487,7 +512,7 @@ def draw_rates(
     ax.set(xlabel="sequences in a step", yscale="log")
 
 
-def draw_ideal(ax: Axes, request: Sequence[Any], rate: Rate) -> None:
+def draw_ideal(ax: Axes, request: Sequence[BatchRow], rate: Rate) -> None:
     """Draw the rates if sharing a step cost nothing."""
     first = request[0]
     if first.n_seq == 1:
@@ -497,7 +522,7 @@ def draw_ideal(ax: Axes, request: Sequence[Any], rate: Rate) -> None:
         ax.plot(n_seqs, ideal, color=canvas.GUIDE, ls=":", lw=1.2, label=label)
 
 
-def draw_ridges(ax: Axes, requests: Sequence[Sequence[Any]]) -> None:
+def draw_ridges(ax: Axes, requests: Sequence[Sequence[BatchRow]]) -> None:
     """Draw the ridge of each prompt length that lies among the numbers of sequences.
 
     Without a measured batch below it, the picture shows nothing of what ends there.
@@ -515,20 +540,20 @@ def draw_ridges(ax: Axes, requests: Sequence[Sequence[Any]]) -> None:
             ax.axvline(last.ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
 
 
-def prompt_label(row: Any) -> str:
+def prompt_label(row: BatchRow) -> str:
     label = plural(row.n_prompt, "prompt token")
     return f"{label}, shared" if row.is_shared else label
 
 
-def prompt_cell(row: Any) -> str:
+def prompt_cell(row: BatchRow) -> str:
     return f"{row.n_prompt:,} shared" if row.is_shared else f"{row.n_prompt:,}"
 
 
-def efficiency_cell(row: Any) -> str:
+def efficiency_cell(row: BatchRow) -> str:
     return UNKNOWN if row.efficiency is None else f"{digits(row.efficiency)}x"
 
 
-TABLE = ExperimentTable(
+TABLE: ExperimentTable[BatchRow] = ExperimentTable(
     name="batch",
     question="How many sequences at once, and what does it cost each?",
     title="sequences decoded together; medians over runs",

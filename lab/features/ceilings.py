@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -221,7 +221,7 @@ def _gflops(rate: Rate) -> str:
     return digits(probing.gflops(rate)) if rate.flops else UNKNOWN
 
 
-def _columns(threads: Any) -> Columns:
+def _columns(threads: Callable[[Rate], str]) -> Columns[Rate]:
     return (
         Column("kernel", lambda rate: rate.op, TEXT),
         Column("type", lambda rate: rate.type, TEXT),

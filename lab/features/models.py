@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import click
 
@@ -58,7 +58,7 @@ def models(context: click.Context, as_json: bool, details: bool, found: bool) ->
     if as_json:
         console.print_json(rows)
         return
-    columns = [
+    columns: list[Column[Never]] = [
         Column("name", kind=TEXT),
         Column("quantization"),
         Column("size\nMB", priority=2),

@@ -329,7 +329,30 @@ def stall_runs(records: Sequence[Record]) -> list[StallRun]:
     return runs
 
 
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+class StallRow(NamedTuple):
+    """The medians of a case."""
+
+    n_prompt: int
+    n_gen: int
+    n_streams: int
+    chunk: int | None
+    n_steps: int
+    n_stalls: int
+    longest_gap_s: float
+    median_gap_s: float
+    usual_gap_s: float
+    newcomer_s: float
+    n_runs: int
+    longest_min_s: float
+    longest_max_s: float
+    lost: float | None
+    expected_gap_s: float | None
+    expected_newcomer_s: float | None
+
+
+def rows(
+    records: Sequence[Record], prediction: StepPrediction | None = None
+) -> list[StallRow]:
     """A row for each prompt, number of streams and chunk (all at once last): medians over the
     successful timed runs.
 
@@ -359,10 +382,11 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     )
     table = table.reset_index().astype({"n_steps": int, "n_stalls": int})
     table["lost"] = lost_share(table)
-    cases = as_rows(table[["n_prompt", "n_streams", "chunk", "n_steps"]])
+    chunks = [None if pd.isna(chunk) else chunk for chunk in table.chunk]
+    cases = zip(table.n_prompt, table.n_streams, chunks, table.n_steps, strict=True)
     predicted = [expected_s(prediction, *case) for case in cases]
     table[["expected_gap_s", "expected_newcomer_s"]] = predicted
-    return as_rows(table)
+    return as_rows(table, StallRow)
 
 
 def lost_share(table: pd.DataFrame) -> pd.Series:
@@ -401,7 +425,7 @@ def expected_s(
     return predicted["longest_gap_s"], predicted["newcomer_s"]
 
 
-def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
+def conclude(rows: Sequence[StallRow], records: Sequence[Record] = ()) -> list[str]:
     """What rows of one setup show, in sentences, and how good their predictions are."""
     sentences: list[str] = []
     for chunks in grouped(rows, lambda row: (row.n_prompt, row.n_streams)).values():
@@ -425,13 +449,13 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
     return sentences
 
 
-def cost_of_chunk(row: Any, at_once: Any) -> str:
+def cost_of_chunk(row: StallRow, at_once: StallRow) -> str:
     """The longest gap of a chunk, and what it costs the new request and the throughput."""
     gap = f"{seconds(row.longest_gap_s)} {in_chunks(row.chunk)}"
     ttft = (
         f"TTFT of the new request {digits(row.newcomer_s / at_once.newcomer_s)}x that at once"
     )
-    lost_percent = round(100 * row.lost)
+    lost_percent = round(100 * (row.lost or 0.0))
     if lost_percent > 0:
         return f"{gap} ({ttft}, throughput {lost_percent} % lower)"
     if lost_percent < 0:
@@ -439,7 +463,7 @@ def cost_of_chunk(row: Any, at_once: Any) -> str:
     return f"{gap} ({ttft})"
 
 
-def finding(rows: Sequence[Any]) -> str:
+def finding(rows: Sequence[StallRow]) -> str:
     """The longest gap of the largest case, all at once and in the smallest chunks."""
     *_, chunks = grouped(rows, lambda row: (row.n_prompt, row.n_streams)).values()
     last = chunks[-1]
@@ -453,7 +477,9 @@ def finding(rows: Sequence[Any]) -> str:
     )
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
+def draw(
+    rows: Sequence[StallRow], records: Sequence[Record], title: str, figure: Figure
+) -> None:
     """The gap before each token of the streams over the time since the new prompt came: prompts
     down, chunks across.
 
@@ -532,19 +558,19 @@ def draw_gaps(
     ax.label_outer()
 
 
-def chunk_cell(row: Any) -> str:
+def chunk_cell(row: StallRow) -> str:
     return "at once" if row.chunk is None else f"{row.chunk:,}"
 
 
-def gap_cell(row: Any) -> Cell:
+def gap_cell(row: StallRow) -> Cell:
     return ranged(row.longest_gap_s, row.longest_min_s, row.longest_max_s, row.n_runs)
 
 
-def lost_cell(row: Any) -> str:
+def lost_cell(row: StallRow) -> str:
     return UNKNOWN if row.lost is None else str(round(100 * row.lost))
 
 
-TABLE = ExperimentTable(
+TABLE: ExperimentTable[StallRow] = ExperimentTable(
     name="stall",
     question="How long does a long prompt stop running answers?",
     title="a long prompt beside running answers; medians over runs; "

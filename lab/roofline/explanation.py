@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core import cost, phases, shown, stats
 from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
@@ -131,7 +131,42 @@ def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
     return doubts
 
 
-def limit_of(row: Any) -> str:
+class TimedPhase(Protocol):
+    """A phase beside its ceilings, in a row: what limits it follows from these columns."""
+
+    phase: str
+    measured_s: float
+    least_s: float
+    arithmetic_s: float
+    traffic_s: float
+    attention_s: float
+    attention_arithmetic_s: float
+    attention_traffic_s: float
+    attention_flops: float
+    attention_bytes: float
+    flops: float
+    n_bytes: float
+    parts: Mapping[str, float]
+
+
+class ExplainedRow(TimedPhase, Protocol):
+    """A row of `explain`: the columns that sentences, tables and predictions read."""
+
+    n_prompt: int
+    n_gen: int
+    limit: str
+    doubts: tuple[str, ...]
+    is_split: bool
+    of_ceiling: float
+    gflops: float
+    gbps: float
+    intensity: float
+    tpot_s: float
+    choosing_s: float
+    harness_s: float
+
+
+def limit_of(row: TimedPhase) -> str:
     """What is nearest to the measured time of an explained row."""
     overhead_s = row.measured_s - row.least_s
     if overhead_s > OVERHEAD_SHARE * row.measured_s:

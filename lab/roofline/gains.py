@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import drafts, matrices, shell, shown
 from lab.core.attention import attention_layers
@@ -22,6 +22,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
+from lab.roofline.explanation import ExplainedRow
 from lab.roofline.probes import used_types
 from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
@@ -290,7 +291,7 @@ class Drafting:
     n_gen: int
 
 
-def batching(decode: Any, prediction: StepPrediction) -> Batching | None:
+def batching(decode: ExplainedRow, prediction: StepPrediction) -> Batching | None:
     """The number of sequences with the largest gain that is worth their number; None without a
     gain.
 
@@ -314,7 +315,7 @@ def batching(decode: Any, prediction: StepPrediction) -> Batching | None:
     return Batching(n_best, best, best / n_best, decode.n_prompt, decode.n_gen)
 
 
-def cached_prompt(prefill: Any, prediction: StepPrediction) -> CachedPrompt | None:
+def cached_prompt(prefill: ExplainedRow, prediction: StepPrediction) -> CachedPrompt | None:
     """The gain of the second turn of a conversation; None without a gain. `prefill` is the
     explained row.
     """
@@ -331,7 +332,7 @@ def cached_prompt(prefill: Any, prediction: StepPrediction) -> CachedPrompt | No
     return CachedPrompt(n_cached, n_new, ttft_s, saved_s, gain=ttft_s / (ttft_s - saved_s))
 
 
-def drafting(decode: Any, prediction: StepPrediction) -> Drafting | None:
+def drafting(decode: ExplainedRow, prediction: StepPrediction) -> Drafting | None:
     """The draft length with the largest gain; None without a gain. `decode` is the explained row of
     a decode.
     """
@@ -365,12 +366,12 @@ def can_cut(model: Model) -> bool:
     return not any(model.windows or ())
 
 
-def mean_position(decode: Any) -> int:
+def mean_position(decode: ExplainedRow) -> int:
     """The position in the middle of an explained decode."""
     return int(decode.n_prompt) + max(0, int(decode.n_gen) - 2) // 2
 
 
-def shortest_decode(rows: pd.DataFrame) -> Any | None:
+def shortest_decode(rows: pd.DataFrame) -> ExplainedRow | None:
     """The explained row of the longest answer after the shortest prompt."""
     decodes = rows[rows.phase == DECODE]
     if decodes.empty:
@@ -378,10 +379,11 @@ def shortest_decode(rows: pd.DataFrame) -> Any | None:
     ordered = decodes.sort_values(
         ["n_prompt", "n_gen"], ascending=[True, False], kind="stable"
     )
-    return next(ordered.itertuples())
+    row: ExplainedRow = next(ordered.itertuples())
+    return row
 
 
-def longest_prefill(rows: pd.DataFrame, model: Model) -> Any | None:
+def longest_prefill(rows: pd.DataFrame, model: Model) -> ExplainedRow | None:
     """The explained row of the longest prompt that leaves room for an answer in the trained
     context.
     """
@@ -390,4 +392,5 @@ def longest_prefill(rows: pd.DataFrame, model: Model) -> Any | None:
     prefills = rows[(rows.phase == PREFILL) & has_room & (rows.n_prompt >= SHORTEST_CUT)]
     if prefills.empty:
         return None
-    return next(prefills.nlargest(1, "n_prompt").itertuples())
+    row: ExplainedRow = next(prefills.nlargest(1, "n_prompt").itertuples())
+    return row

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
-from typing import Any
+from typing import Generic, Never, Protocol, TypeVar
 
 from lab.core.figures import FigureKind
 
@@ -18,6 +18,8 @@ class CellKind(Enum):
     TEXT = 1
     LONG_TEXT = 2
 
+
+Row_contra = TypeVar("Row_contra", contravariant=True)
 
 NUMBER = CellKind.NUMBER
 TEXT = CellKind.TEXT
@@ -34,11 +36,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Generic[Row_contra]):
     """A column: its heading, with the unit in a second line, and what makes its cell of a row."""
 
     heading: str
-    cell: Callable[[Any], Cell | str] = str
+    cell: Callable[[Row_contra], Cell | str] = str
     kind: CellKind = NUMBER
     is_in_title: bool = False  # on a terminal in place of the column, if all cells are equal
     priority: int = (
@@ -50,7 +52,7 @@ class Column:
     def is_text(self) -> bool:
         return self.kind is not NUMBER
 
-    def priority_among(self, columns: Sequence[Column]) -> int:
+    def priority_among(self, columns: Sequence[Column[Never]]) -> int:
         """The priority in a table of these columns; text comes after ordinary numbers."""
         headings = [column.heading for column in columns if column is not self]
         if self.implied_by and not any(name.startswith(self.implied_by) for name in headings):
@@ -64,14 +66,28 @@ def stacked(*lines: str) -> Cell:
     return Cell(value, tuple(below))
 
 
-def of_figure(figure: FigureKind, cell: Callable[[Any], Cell | str] = str) -> Column:
+def of_figure(
+    figure: FigureKind, cell: Callable[[Row_contra], Cell | str] = str
+) -> Column[Row_contra]:
     return Column(figure.heading, cell, priority=figure.priority, implied_by=figure.implied_by)
 
 
-def listed(headings: Iterable[str]) -> list[Column]:
+def listed(headings: Iterable[str]) -> list[Column[Sequence[Cell | str]]]:
     """The columns of rows that are lists of cells."""
     return [Column(heading, itemgetter(index)) for index, heading in enumerate(headings)]
 
 
-PROMPT_TOKENS = Column("prompt\ntokens", lambda row: f"{row.n_prompt:,}", is_in_title=True)
-N_RUNS = Column("runs", lambda row: f"{row.n_runs}", is_in_title=True)
+class HasPrompt(Protocol):
+    @property
+    def n_prompt(self) -> int: ...
+
+
+class HasRuns(Protocol):
+    @property
+    def n_runs(self) -> int: ...
+
+
+PROMPT_TOKENS: Column[HasPrompt] = Column(
+    "prompt\ntokens", lambda row: f"{row.n_prompt:,}", is_in_title=True
+)
+N_RUNS: Column[HasRuns] = Column("runs", lambda row: f"{row.n_runs}", is_in_title=True)

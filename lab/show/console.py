@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -79,7 +79,7 @@ def console(stderr: bool = False, details: str = "") -> Terminal:
 class Grid:
     """A table without lines. Columns that do not fit are hidden, and named below it."""
 
-    def __init__(self, *columns: Column) -> None:
+    def __init__(self, *columns: Column[Never]) -> None:
         self.columns = columns
         self.rows: list[Sequence[Cell]] = []
 

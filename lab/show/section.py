@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Never, TypedDict, TypeGuard, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -29,7 +29,9 @@ SMALL = (5.0, 3.9)
 WIDE = (10.0, 4.6)
 """Sizes of pictures on a page, in inches."""
 
-Columns = Sequence[Column]
+Row = TypeVar("Row")
+Columns = Sequence[Column[Row]]
+ShownColumns = Columns[Never]  # with cells that are already written
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Section:
     answer: str = ""  # in one sentence; a terminal prints it first
     words: Sequence[str] = ()  # paragraphs before the table
     facts: dict[str, str] = field(default_factory=dict)
-    columns: Columns = ()
+    columns: ShownColumns = ()
     cells: Sequence[Sequence[Cell]] = ()
     is_curve: bool = False  # any of its rows may be left out; else the first rows say most
     notes: Sequence[str] = ()
@@ -134,12 +136,12 @@ class Section:
 class Table(TypedDict):
     """The fields of a Section that are its table."""
 
-    columns: Columns
+    columns: ShownColumns
     cells: Sequence[Sequence[Cell]]
     rows: Sequence[object]
 
 
-def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> Table:
+def tabled(columns: Columns[Row], rows: Sequence[Row], keep_all: bool = False) -> Table:
     """The fields of a Section with a table of these rows.
 
     Columns without known figures are left out, unless `keep_all`.
@@ -228,7 +230,7 @@ def split_legends(about: str) -> tuple[list[str], list[str]]:
     return [phrase for phrase in phrases if phrase not in legends], legends
 
 
-def about_shown(about: str, columns: Columns, shown: Columns) -> str:
+def about_shown(about: str, columns: ShownColumns, shown: ShownColumns) -> str:
     """What a table is about, without the legends of columns that are not shown."""
     hidden = {column.heading.partition("\n")[0] for column in columns}
     hidden -= {column.heading.partition("\n")[0] for column in shown}
@@ -237,7 +239,7 @@ def about_shown(about: str, columns: Columns, shown: Columns) -> str:
     return "; ".join([*phrases, *kept])
 
 
-def print_legends(section: Section, shown: Columns, out: Console) -> int:
+def print_legends(section: Section, shown: ShownColumns, out: Console) -> int:
     """Print below a table with these columns what names in it mean, each in a line of its own.
 
     Returns how many.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FIGURES = (PREFILL, PREFILL_RATE, TTFT, TPOT, DECODE_RATE, E2E)
-COLUMNS = {figure.name: of_figure(figure) for figure in FIGURES}
+COLUMNS: dict[str, Column[object]] = {figure.name: of_figure(figure) for figure in FIGURES}
 
 IDENTITY = ["variant", "n_prompt", "case"]
 MOST_ROWS = 8  # lengths that are shown, evenly spaced; a terminal has few lines

@@ -96,7 +96,7 @@ def _verdict_cell(row: ComparedFigure) -> Cell | str:
     return row.verdict
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[ComparedFigure] = (
     Column("prompt\ntokens", _lengths_cell, is_in_title=True),
     Column(
         "figure",

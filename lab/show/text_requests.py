@@ -28,6 +28,7 @@ from lab.core.record import OK
 from lab.core.request import (
     HIDDEN,
     REASONING,
+    Capability,
     Endpoint,
     Request,
     RequestRecord,
@@ -151,7 +152,7 @@ def print_endpoint(
 
 def capabilities(endpoint: Endpoint, title: str = "") -> Section:
     """What the server can do, and what showed that."""
-    columns: Columns = [
+    columns: Columns[Capability] = [
         Column("what it can do", lambda capability: capability.name, LONG_TEXT),
         Column("answer", lambda capability: capability.answer, LONG_TEXT),
         Column("as seen in", lambda capability: capability.how, LONG_TEXT),
@@ -367,8 +368,10 @@ def _section(label: str, n_gen: int, rows: pd.DataFrame) -> Section:
     )
 
 
-def _columns(rows: pd.DataFrame) -> Columns:
-    columns = [Column("prompt\ntokens", lambda row: length(row["n_prompt"]), is_in_title=True)]
+def _columns(rows: pd.DataFrame) -> Columns[dict[str, Any]]:
+    columns: list[Column[dict[str, Any]]] = [
+        Column("prompt\ntokens", lambda row: length(row["n_prompt"]), is_in_title=True)
+    ]
     if rows.repeats.nunique() > 1:
         columns.append(
             Column("n", lambda row: f"{row['repeats']}", priority=-2, is_in_title=True)
@@ -416,7 +419,7 @@ def _note(row: dict[str, object]) -> str:
     return ", ".join(kind for kind in summaries.REQUEST_KINDS if row[kind] is True)
 
 
-SERVER_COLUMNS: Columns = (
+SERVER_COLUMNS: Columns[dict[str, Any]] = (
     Column("prompt\ntokens", lambda row: length(row["n_prompt"]), is_in_title=True),
     Column("prompt\ns", lambda row: digits(row["server_prompt_s"])),
     Column("decode\ns", lambda row: digits(row["server_decode_s"])),

@@ -173,7 +173,9 @@ def _about(rows: pd.DataFrame, n_gen: int, is_sweep: bool) -> str:
     return f"{work}; {medians(rows, 'run')}"
 
 
-def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[Column]:
+def _columns(
+    rows: pd.DataFrame, is_sweep: bool, details: bool
+) -> list[Column[Mapping[str, Any]]]:
     """Length, number of runs if there is more to say than the title, figures, prefill's share."""
     hidden = {figures.PREFILL_SHARE}
     if figures.ENERGY.name not in rows:
@@ -182,7 +184,9 @@ def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[Column]:
         hidden.add(figures.TTFT)
     if rows.tpot_ms.notna().any():  # imported results have decode compute in its place
         hidden.add(figures.DECODE_COMPUTE)
-    columns = [Column("prompt\ntokens", lambda row: f"{row['n_prompt']:,}", is_in_title=True)]
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column("prompt\ntokens", lambda row: f"{row['n_prompt']:,}", is_in_title=True)
+    ]
     if rows.repeats.nunique() > 1 or rows.doubts.map(shown.mark).any():
         columns.append(
             Column(

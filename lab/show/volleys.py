@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import figures, request_times
 from lab.core.lists import plural
@@ -120,7 +120,7 @@ def summary(rows: pd.DataFrame, in_process: pd.DataFrame) -> pd.DataFrame:
     return medians.merge(in_process, how="left", on=CASE)
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[dict[str, Any]] = (
     Column("prompt\ntokens", lambda row: f"{row['n_prompt']:,}", is_in_title=True),
     Column("requests\nat once", lambda row: f"{row[SIZE]:,}"),
     Column("volleys", lambda row: str(row["n_volleys"])),

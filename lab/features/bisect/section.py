@@ -156,7 +156,7 @@ def verdict_of(row: BuildRow) -> str:
     return ", ".join(texts) or UNKNOWN
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[BuildRow] = (
     Column("name", lambda row: row.result.label(row.place), TEXT),
     Column("llama.cpp", commit_of),
     Column("blocks", n_blocks_of),

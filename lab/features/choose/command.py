@@ -35,7 +35,7 @@ from lab.core.record import Record
 from lab.core.stored_command import storing
 from lab.errors import LabError
 from lab.features.choose import planning
-from lab.features.choose.figures import figures, is_of_size
+from lab.features.choose.figures import ChainRow, figures, is_of_size
 from lab.features.choose.picture import draw_sizes, draw_steps
 from lab.features.choose.sentences import sentences
 from lab.models import catalog
@@ -45,7 +45,7 @@ from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, Watch
 from lab.show import table
 from lab.show.cells import N_RUNS, Column
-from lab.show.section import Context, Kind, Picture, Section, tabled
+from lab.show.section import Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import UNKNOWN
 
 OF_SIZES = ("threads", "threads_batch", "gen", "repeat", "seed", "lib")
@@ -260,27 +260,27 @@ def section(
     )
 
 
-def document(row: Any, setup: str) -> dict[str, object]:
+def document(row: ChainRow, setup: str) -> dict[str, object]:
     return {"experiment": "choose", "setup": setup, **row._asdict()}
 
 
-def share_cell(row: Any) -> str:
+def share_cell(row: ChainRow) -> str:
     return f"{100 * row.share:.1f}"
 
 
-def law_cell(row: Any) -> str:
+def law_cell(row: ChainRow) -> str:
     return UNKNOWN if row.n_seq > 1 else cell(row.law_s, 1e3)
 
 
-def expected_cell(row: Any) -> str:
+def expected_cell(row: ChainRow) -> str:
     return UNKNOWN if row.n_seq == 1 else cell(row.expected_s, 1e3)
 
 
-def built_cell(row: Any) -> str:
+def built_cell(row: ChainRow) -> str:
     return cell(row.built_s, 1e3) if row.n_seq == 1 else UNKNOWN
 
 
-COLUMNS = (
+COLUMNS: Columns[ChainRow] = (
     Column("sequences", lambda row: f"{row.n_seq:,}", is_in_title=True),
     Column("chain", lambda row: row.name),
     N_RUNS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.app.experiment_tables import as_rows
 from lab.core.record import Record
@@ -26,6 +26,28 @@ def is_of_size(record: Record) -> bool:
     return record.model.name.startswith(STEM)
 
 
+class ChainRow(NamedTuple):
+    """A chain with a number of sequences: medians over runs."""
+
+    n_seq: int
+    number: int
+    name: str
+    choose_s: float
+    low_s: float
+    high_s: float
+    first_s: float
+    built_s: float | None
+    compute_s: float
+    between_s: float
+    n_runs: int
+    least_s: float
+    most_s: float
+    step_choose_s: float
+    share: float
+    expected_s: float | None
+    law_s: float | None
+
+
 @dataclass(frozen=True)
 class ChoosingFigures:
     """The times of a model's chains, and those of other vocabularies with their laws."""
@@ -34,8 +56,8 @@ class ChoosingFigures:
     sizes: pd.DataFrame  # as `chain_times`
     laws: dict[str, ChoosingLaw]
 
-    def rows(self) -> list[Any]:
-        return as_rows(self.chains)
+    def rows(self) -> list[ChainRow]:
+        return as_rows(self.chains, ChainRow)
 
 
 def figures(records: Sequence[Record], of_sizes: Sequence[Record]) -> ChoosingFigures | None:

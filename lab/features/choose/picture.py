@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.record import Model
 from lab.core.sampling import GREEDY
 from lab.features.choose.chains import JSON
-from lab.features.choose.figures import ChoosingFigures
+from lab.features.choose.figures import ChainRow, ChoosingFigures
 from lab.roofline.choosing import DEFAULT
 from lab.show import canvas
 from lab.show.canvas import GRID, GUIDE, OF_DECODE
@@ -71,7 +71,7 @@ def line_sizes(smallest: int, largest: int) -> list[int]:
     ]
 
 
-def draw_steps(rows: Sequence[Any], subject: str, figure: Figure) -> None:
+def draw_steps(rows: Sequence[ChainRow], subject: str, figure: Figure) -> None:
     """A bar for each number of sequences and chain: compute, then choose."""
     ax = figure.subplots()
     bars = [row for row in rows if row.name in BARS]
@@ -101,5 +101,5 @@ def draw_steps(rows: Sequence[Any], subject: str, figure: Figure) -> None:
     ax.grid(visible=False, axis="x")
 
 
-def bar_name(row: Any) -> str:
+def bar_name(row: ChainRow) -> str:
     return "\n".join([f"{row.n_seq:,}", *textwrap.wrap(row.name, NAME_LETTERS)])

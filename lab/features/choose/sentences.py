@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from lab.core.lists import join_and, plural
 from lab.core.sampling import GREEDY
 from lab.features.choose.chains import JSON, MASKED, SCHEMA
-from lab.features.choose.figures import NO_TOP_K, ChoosingFigures
+from lab.features.choose.figures import NO_TOP_K, ChainRow, ChoosingFigures
 from lab.roofline.choosing import DEFAULT
 from lab.show.wording import digits, percent, seconds, times
 
@@ -35,7 +35,7 @@ def sentences(figures: ChoosingFigures) -> list[str]:
     return lines
 
 
-def most_expensive(rows: Sequence[Any], default: Any) -> list[str]:
+def most_expensive(rows: Sequence[ChainRow], default: ChainRow) -> list[str]:
     """The chain that takes longest, and those that take nearly as long."""
     slowest = max(rows, key=lambda row: row.choose_s)
     if slowest.name == DEFAULT:
@@ -52,7 +52,7 @@ def most_expensive(rows: Sequence[Any], default: Any) -> list[str]:
     return [sentence]
 
 
-def answer(default: Any, together: Any) -> str:
+def answer(default: ChainRow, together: ChainRow | None) -> str:
     """What the default chain takes alone, and with the most sequences."""
     first = (
         f"llama-server's default chain takes {seconds(default.choose_s)} a token here, "
@@ -63,7 +63,7 @@ def answer(default: Any, together: Any) -> str:
     return f"{first}; with {together.n_seq} sequences {percent(together.share)} of every step."
 
 
-def grammars(by_key: dict[tuple[str, int], Any], default: Any) -> list[str]:
+def grammars(by_key: dict[tuple[str, int], ChainRow], default: ChainRow) -> list[str]:
     """What each grammar adds, both ways, and its compilation."""
     lines: list[str] = []
     for name in (JSON, SCHEMA):
@@ -71,18 +71,19 @@ def grammars(by_key: dict[tuple[str, int], Any], default: Any) -> list[str]:
         masked = by_key.get((f"{name} {MASKED}", default.n_seq))
         if checked is None or masked is None:
             continue
+        built_s = math.nan if checked.built_s is None else checked.built_s
         added_s = max(0.0, checked.choose_s - default.choose_s)
         lines.append(
             f"With {plural(default.n_seq, 'sequence')} a {name} adds {seconds(added_s)} a token if "
             "it checks each choice "
             f"(5 to 95 % of the tokens: {seconds(checked.low_s)} to {seconds(checked.high_s)}), "
             f"{seconds(masked.choose_s - default.choose_s)} if it masks the vocabulary before "
-            f"every choice. Building it takes {seconds(checked.built_s)}, once an answer."
+            f"every choice. Building it takes {seconds(built_s)}, once an answer."
         )
     return lines
 
 
-def without_top_k(row: Any) -> list[str]:
+def without_top_k(row: ChainRow | None) -> list[str]:
     """Why this chain has no law."""
     if row is None:
         return []
@@ -93,7 +94,7 @@ def without_top_k(row: Any) -> list[str]:
     ]
 
 
-def one_after_the_other(rows: Sequence[Any]) -> list[str]:
+def one_after_the_other(rows: Sequence[ChainRow]) -> list[str]:
     """How well the time of one sequence predicts that of several."""
     errors: list[float] = []
     for row in rows:

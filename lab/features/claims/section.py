@@ -47,7 +47,7 @@ CAPTION = (
     "It holds on the side to which its triangle points."
 )
 
-COLUMNS: Columns = (
+COLUMNS: Columns[ClaimRow] = (
     Column("", lambda row: str(row["number"])),
     Column("claim", lambda row: row["claim"], LONG_TEXT),
     Column(

@@ -114,9 +114,9 @@ def facts(checkup: Checkup) -> list[str]:
 
 def print_table(checks: Sequence[Check], out: Console) -> None:
     from lab.show.cells import LONG_TEXT, TEXT, Column
-    from lab.show.section import Section, print_section, tabled
+    from lab.show.section import Columns, Section, print_section, tabled
 
-    columns = (
+    columns: Columns[Check] = (
         Column("name", lambda check: check.name, TEXT),
         Column("figure", lambda check: check.figure or "-", TEXT),
         Column("verdict", lambda check: check.verdict, LONG_TEXT),

@@ -7,11 +7,12 @@ lab turns tokens into text after a run, so that its TPOT has no detokenizing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.lists import plural
 from lab.core.record import DECODE, Record
 from lab.core.sampling import GREEDY
+from lab.roofline.explanation import ExplainedRow
 from lab.show.cells import PROMPT_TOKENS, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent, seconds
@@ -40,7 +41,7 @@ def section(rows: pd.DataFrame, record: Record) -> Section | None:
     )
 
 
-def sentence(row: Any, record: Record) -> str:
+def sentence(row: ExplainedRow, record: Record) -> str:
     """What choosing takes of a token's time, and by what chain."""
     chain = record.settings.sampling
     label = GREEDY if chain is None else chain.label
@@ -52,12 +53,12 @@ def sentence(row: Any, record: Record) -> str:
     )
 
 
-def sum_of_parts(row: Any) -> float:
+def sum_of_parts(row: ExplainedRow) -> float:
     """The parts of TPOT together, in seconds."""
     return float(row.measured_s + row.choosing_s + row.harness_s)
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[ExplainedRow] = (
     PROMPT_TOKENS,
     Column("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),
     Column("compute\nms", lambda row: digits(1e3 * row.measured_s)),

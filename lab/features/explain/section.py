@@ -13,7 +13,7 @@ from lab.features.explain import advice as advising, budget, sentences
 from lab.features.explain.advice import Advice
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import kernel_rates, probing
-from lab.roofline.explanation import explain
+from lab.roofline.explanation import ExplainedRow, explain
 from lab.show.cells import PROMPT_TOKENS, TEXT, Column
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.text_ceilings import doubt_sentences
@@ -81,19 +81,19 @@ def explained(
     )
 
 
-def _measured_ms(row: Any) -> str:
+def _measured_ms(row: ExplainedRow) -> str:
     return f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"
 
 
-def _limit(row: Any) -> str:
+def _limit(row: ExplainedRow) -> str:
     return row.limit if shown.is_firm(row.doubts) else "not sure"
 
 
-def _percent_of_ceiling(row: Any) -> str:
+def _percent_of_ceiling(row: ExplainedRow) -> str:
     return ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"
 
 
-def _shares(row: Any) -> str:
+def _shares(row: ExplainedRow) -> str:
     """The parts of a phase's time in percent; a sentence has those of several devices."""
     if row.is_split or shown.ABOVE in row.doubts:
         return UNKNOWN
@@ -102,7 +102,7 @@ def _shares(row: Any) -> str:
     return "/".join(f"{100 * seconds / row.measured_s:.0f}" for seconds in parts)
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[ExplainedRow] = (
     PROMPT_TOKENS,
     Column("gen", lambda row: f"{row.n_gen:,}"),
     Column("phase", lambda row: row.phase, TEXT),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import shown
 from lab.core.lists import join_and
@@ -16,6 +16,7 @@ from lab.roofline.explanation import (
     OF_ATTENTION,
     OVERHEAD,
     TRAFFIC,
+    ExplainedRow,
 )
 from lab.roofline.kernel_rates import Roof
 from lab.show.text_ceilings import TOO_LOW
@@ -139,7 +140,7 @@ def by_device(rows: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def where_it_went(row: Any) -> str:
+def where_it_went(row: ExplainedRow) -> str:
     """The parts of a phase's time on several devices, in percent."""
     percents = []
     for name, seconds in row.parts.items():

@@ -8,7 +8,7 @@ receive a token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core import request_times
 from lab.core.request import RequestRecord
@@ -24,6 +24,17 @@ ABOUT = (
     "of tokens); outside: HTTP and the client, before the first token also template, tokenizing "
     "and queue"
 )
+
+
+class ServerBudgetRow(Protocol):
+    """A row of `rows`."""
+
+    n_prompt: float
+    n_requests: int
+    ttft_s: float
+    tpot_s: float
+    prompt_s: float
+    step_s: float
 
 
 def rows(requests: Sequence[RequestRecord]) -> pd.DataFrame:
@@ -73,7 +84,7 @@ def section(requests: Sequence[RequestRecord]) -> Section | None:
     )
 
 
-def sentence(row: Any) -> str:
+def sentence(row: ServerBudgetRow) -> str:
     """What the server's own times leave of TPOT and of TTFT."""
     outside_s = row.tpot_s - row.step_s
     return (
@@ -84,7 +95,7 @@ def sentence(row: Any) -> str:
     )
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[ServerBudgetRow] = (
     Column("prompt\ntokens", lambda row: f"{row.n_prompt:,.0f}", is_in_title=True),
     Column("requests", lambda row: f"{row.n_requests:,}", TEXT),
     Column("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),

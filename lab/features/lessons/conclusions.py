@@ -25,6 +25,7 @@ from lab.features.lessons.timed import (
 )
 from lab.features.speculate import curve as speculation_curve
 from lab.roofline import explanation, kernel_rates
+from lab.roofline.explanation import TimedPhase
 from lab.roofline.step_kernels import StepKernels
 from lab.show import summaries, sweep_laws, table, text_growth
 from lab.show.sweep_laws import Law
@@ -129,7 +130,7 @@ def cheaper_prompt_token(
     )
 
 
-def _parts_ms(row: Any) -> dict[str, float]:
+def _parts_ms(row: TimedPhase) -> dict[str, float]:
     """The least milliseconds of an explained phase by part, as `explain` limits it by parts, and
     what it took beyond them."""
     parts_ms = {statements.WEIGHTS: 0.0}
@@ -258,7 +259,9 @@ def limit_of_step(
         },
     }
     ends_s = (min(times_s), statements.middle(times_s), max(times_s))
-    rows_of_runs = [SimpleNamespace(**row, measured_s=seconds) for seconds in ends_s]
+    rows_of_runs: list[Any] = [
+        SimpleNamespace(**row, measured_s=seconds) for seconds in ends_s
+    ]
     say(statements.limit_in_runs(rows_of_runs, name))
 
 

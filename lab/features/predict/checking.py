@@ -18,7 +18,7 @@ from lab.models import described, devices, processors
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
 from lab.roofline.prediction import OnDevice, Prediction
-from lab.show.cells import PROMPT_TOKENS, TEXT, Column
+from lab.show.cells import TEXT, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent
 
@@ -117,10 +117,10 @@ def simd_of(system_info: str) -> str:
     return ""
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[RecordedRate] = (
     Column("model", lambda row: row.label),
     Column("phase", lambda row: row.phase, TEXT),
-    PROMPT_TOKENS,
+    Column("prompt\ntokens", lambda row: f"{row.n_prompt:,}", is_in_title=True),
     Column("measured\ntokens/s", lambda row: digits(row.tps)),
     Column(
         "predicted\ntokens/s",

@@ -160,7 +160,7 @@ def place_of(phase: str, is_processor: bool, offs: Sequence[float]) -> str:
     )
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[RateGroup] = (
     Column("predicted", lambda group: group.label),
     Column("rates", lambda group: str(len(group.rates))),
     Column("inside\nthe range", lambda group: percent(group.inside)),

@@ -76,7 +76,7 @@ def quality(row: Prediction) -> str:
     return f"+{share} %" if share is not None else UNKNOWN
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[Prediction] = (
     Column("quantization", lambda row: row.model.quantization or ""),
     Column("file\nGB", lambda row: digits((row.model.n_bytes or 0) / 1e9)),
     Column("free beside\na display GB", headroom),

@@ -93,7 +93,7 @@ def side_by_side(setups: Sequence[Sequence[Prediction]], slo: Slo | None) -> Sec
     )
 
 
-def side_columns(is_one_model: bool) -> Columns:
+def side_columns(is_one_model: bool) -> Columns[Prediction]:
     return (
         PROMPT_TOKENS,
         *ranking_columns(is_one_model, with_prefill_range=True),
@@ -257,7 +257,9 @@ def is_ranked(row: Prediction) -> bool:
     return width_of(row.tps) <= math.log(TOO_WIDE)
 
 
-def ranking_columns(is_one_model: bool, with_prefill_range: bool = False) -> Columns:
+def ranking_columns(
+    is_one_model: bool, with_prefill_range: bool = False
+) -> Columns[Prediction]:
     return (
         Column("name", lambda row: row.name, TEXT),
         Column("model", lambda row: UNKNOWN if is_one_model else row.label),
@@ -413,7 +415,7 @@ def memory_cell(row: Prediction) -> str:
     return digits(row.needed_bytes / 1e9)
 
 
-SHORT_COLUMNS: Columns = (
+SHORT_COLUMNS: Columns[Prediction] = (
     PROMPT_TOKENS,
     of_figure(TTFT, lambda row: line_cell(row, row.prefill.expected_s, row.prefill_s)),
     of_figure(DECODE_RATE, lambda row: line_cell(row, row.tps_expected, row.tps)),
@@ -422,7 +424,7 @@ SHORT_COLUMNS: Columns = (
     Column("keeps\nlimits", chance_cell),
     Column("note", explanation_note, LONG_TEXT),
 )
-EXPLANATION_COLUMNS: Columns = (
+EXPLANATION_COLUMNS: Columns[Prediction] = (
     PROMPT_TOKENS,
     Column(
         "prefill s\nexpected",

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core import shown
 from lab.core.lists import join_and, plural
 from lab.features.quant import cache_picture, caches, depth, figures
 from lab.features.quant.cells import cell, ends, matrix, name_of
-from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
+from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures, QuantRow
 from lab.features.quant.lines import QualityLine, QuantLine
 from lab.show import text_doubts, text_setup
 from lab.show.cells import TEXT, Cell, Column, stacked
 from lab.show.section import Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ABOUT = (
     "Divergence is the mean Kullback-Leibler divergence (in nats) of the next token's distribution "
@@ -33,6 +36,25 @@ CAPTION = (
     "the reference. Bars are 95 % intervals. Below the shaded noise floor nothing can be told "
     "apart."
 )
+
+
+class DepthRow(Protocol):
+    """A row of `depth.by_depth`: the columns that sentences read."""
+
+    span: str
+    end: int
+    kl: float
+    same: float
+
+
+class DecidingRow(Protocol):
+    """A row of `depth.deciding`: the columns of its table."""
+
+    ratio: float
+    probability: float
+    reference_probability: float
+
+
 SURE_GROWTH = 1.0  # the interval of a growth must not contain it
 
 
@@ -72,9 +94,9 @@ def section(lines: Sequence[QuantLine], summary: QuantFigures) -> Section:
 # The tables
 
 
-def columns(by_depth: Any) -> Columns:
+def columns(by_depth: pd.DataFrame) -> Columns[QuantRow]:
     """The memory, the share of equal tokens in each bin, and the speed after the deepest."""
-    table: list[Any] = [
+    table: list[Column[QuantRow]] = [
         Column("name", name_of, TEXT),
         Column("KB a\nposition", lambda row: digits(row.position_bytes / 1e3)),
     ]
@@ -92,7 +114,7 @@ def columns(by_depth: Any) -> Columns:
     return table
 
 
-def same_top_cell(rows: dict[str, object], row: Any) -> Cell | str:
+def same_top_cell(rows: dict[str, object], row: QuantRow) -> Cell | str:
     in_bin = rows.get(row.label)
     return "" if in_bin is None else cell(in_bin, "same", 100, most=100)
 
@@ -101,7 +123,9 @@ def speed_cell(row: object, phase: str) -> Cell:
     return cell(row, phase, unit=f"x{shown.mark(getattr(row, f'{phase}_doubts'))}")
 
 
-def parts(summary: QuantFigures, by_depth: Any, deciding: Any) -> list[Section]:
+def parts(
+    summary: QuantFigures, by_depth: pd.DataFrame, deciding: pd.DataFrame
+) -> list[Section]:
     """The tables that only details have: by depth, of tokens that decide, by file and type."""
     tables = [
         matrix("divergence by depth", by_depth, "span", lambda row: cell(row, "kl")),
@@ -123,7 +147,7 @@ def prefill_cell(row: object) -> Cell:
     return speed_cell(row, "prefill")
 
 
-def deciding_cell(row: Any) -> Cell:
+def deciding_cell(row: DecidingRow) -> Cell:
     interval = ends(row, "ratio")
     change = f"{digits(row.ratio)} times" + (f" ({interval})" if interval else "")
     return stacked(
@@ -144,19 +168,21 @@ def by_file(summary: QuantFigures) -> list[Section]:
 # The sentences
 
 
-def answer(summary: QuantFigures, by_depth: Any) -> str:
+def answer(summary: QuantFigures, by_depth: pd.DataFrame) -> str:
     """What each type saves, harms and gains, in whichever direction."""
     reference, *rows = summary.rows.itertuples()
     choices = [choice(row, reference, summary, by_depth) for row in rows]
     return f"Against {cache_of(reference)}: {'; '.join(choices)}."
 
 
-def cache_of(row: Any) -> str:
+def cache_of(row: QuantRow) -> str:
     """Such as `a cache of f16`, or a file and its cache."""
     return str(row.label) if "," in row.label else f"a cache of {row.label}"
 
 
-def choice(row: Any, reference: Any, summary: QuantFigures, by_depth: Any) -> str:
+def choice(
+    row: QuantRow, reference: QuantRow, summary: QuantFigures, by_depth: pd.DataFrame
+) -> str:
     deep = by_depth[by_depth.label == row.label].iloc[-1]
     words = [f"{row.label} {saving(row, reference)}{harm(deep, summary)}"]
     speed = speed_words(row)
@@ -165,7 +191,7 @@ def choice(row: Any, reference: Any, summary: QuantFigures, by_depth: Any) -> st
     return ", and ".join(words)
 
 
-def saving(row: Any, reference: Any) -> str:
+def saving(row: QuantRow, reference: QuantRow) -> str:
     """The memory of the cache against the reference's; "" for equal or unknown ones."""
     share = row.position_bytes / reference.position_bytes
     if math.isnan(share) or share == 1:
@@ -173,7 +199,7 @@ def saving(row: Any, reference: Any) -> str:
     return f"needs {percent(share)} of the memory, "
 
 
-def harm(deep: Any, summary: QuantFigures) -> str:
+def harm(deep: DepthRow, summary: QuantFigures) -> str:
     """What the deepest bin shows."""
     place = f"at {deep.span} tokens"
     same = f"same top {percent(deep.same)}"
@@ -199,7 +225,7 @@ def ordinal(n: int) -> str:
     return f"{n:,}{last}"
 
 
-def speed_words(row: Any) -> str:
+def speed_words(row: QuantRow) -> str:
     """How fast it decodes after the longest text; "" if that was not measured."""
     if math.isnan(row.decode):
         return ""
@@ -213,7 +239,9 @@ def speed_words(row: Any) -> str:
     return f"decodes {times(row.decode)} as fast ({interval})"
 
 
-def sentences(lines: Sequence[QuantLine], summary: QuantFigures, deciding: Any) -> list[str]:
+def sentences(
+    lines: Sequence[QuantLine], summary: QuantFigures, deciding: pd.DataFrame
+) -> list[str]:
     """What happens with the depth and to the tokens that decide, the front, the build's changes of
     the cache, and the basis of the figures."""
     scored = figures.candidates(lines)
@@ -262,7 +290,7 @@ def growth_sentences(lines: Sequence[QuantLine]) -> list[str]:
     return sentences_of_growth
 
 
-def deciding_sentences(deciding: Any) -> list[str]:
+def deciding_sentences(deciding: pd.DataFrame) -> list[str]:
     """The types that make the tokens that decide less probable."""
     if deciding.empty:
         return ["The texts with tokens that decide are longer than -p, and were left out."]

@@ -6,14 +6,14 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lab.core import memory
 from lab.core.asked_settings import UNPACKED_TYPES, WITHOUT_FLASH, parts, table
 from lab.core.attention import attention_by_layer, attention_layers
 from lab.core.matrices import BLOCKS
-from lab.core.record import Model
+from lab.core.record import Model, Settings
 from lab.errors import LabError
+from lab.features.quant.lines import QuantLine
 
 TYPES = "f16,q8_0,q4_0"  # compared if the user names none
 EXAMPLE = "--cache f16,q8_0"
@@ -114,7 +114,7 @@ def shown(option: str | Sequence[str]) -> str:
     return option if isinstance(option, str) else ",".join(option)
 
 
-def check(types: Sequence[CacheTypes], settings: dict[str, Any]) -> None:
+def check(types: Sequence[CacheTypes], settings: dict[str, object]) -> None:
     """LabError for types that llama.cpp refuses with these settings, whatever the model."""
     for name in ("cache_type_k", "cache_type_v"):
         if settings.get(name) not in (None, "f16"):
@@ -184,13 +184,13 @@ def layers_with_cache(model: Model) -> str:
     )
 
 
-def bytes_per_position(file: Any) -> float | None:
+def bytes_per_position(file: QuantLine) -> float | None:
     """Bytes of a token in the cache of a line's model and settings; None if unknown."""
     settings = file.settings
     return memory.kv_bytes_per_position(file.model, settings.type_k, settings.type_v)
 
 
-def name_of(settings: Any) -> str:
+def name_of(settings: Settings) -> str:
     """The types of a context's cache, as --cache has them."""
     return CacheTypes(*settings.cache_types).name
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core import cost, shown, stats
 from lab.core.lists import grouped
@@ -35,6 +35,41 @@ FEWEST_CHUNKS = 5  # for saying that two files differ or do not
 LARGEST_EXPONENT = 700.0  # a larger one would overflow
 LEAST_KL = 1e-12  # a divergence of zero has no logarithm
 SMALL_RATIO = 1.1  # of two divergences; a smaller one does not matter
+
+
+class QuantRow(Protocol):
+    """A row of `rows` of QuantFigures: the columns that are shown; NaN where unknown."""
+
+    label: str
+    is_reference: bool
+    n_bytes: float
+    memory_bytes: float
+    position_bytes: float
+    bytes_per_token: float
+    bandwidth: float
+    kl: float
+    kl_low: float
+    kl_high: float
+    kl_99: float
+    kl_max: float
+    same: float
+    perplexity: float
+    perplexity_ratio: float
+    decode: float
+    decode_low: float
+    decode_high: float
+    decode_doubts: tuple[str, ...]
+    prefill_doubts: tuple[str, ...]
+    is_clear: bool
+    on_front: bool | None
+
+
+class TextRow(Protocol):
+    """A row of `by_text` of QuantFigures."""
+
+    kl: float
+    same: float
+    n_chunks: int
 
 
 @dataclass(frozen=True)
@@ -156,7 +191,7 @@ def figures(lines: Sequence[QuantLine]) -> QuantFigures:
     )
 
 
-def file_of(variant: str, lines: Sequence[object]) -> Any:
+def file_of(variant: str, lines: Sequence[object]) -> QuantLine | None:
     """A line with the model and settings of a variant: its longest run if there is one."""
     of_variant = [record for record in runs(lines) if record.run.variant == variant]
     if of_variant:
@@ -169,9 +204,10 @@ def file_of(variant: str, lines: Sequence[object]) -> Any:
 
 def labels_of(variants: Sequence[str], lines: Sequence[object]) -> dict[str, str]:
     """The shortest names that differ: cache types, quantizations, file names, or options."""
-    files = [file_of(variant, lines) for variant in variants]
-    if None not in files:
-        types = [caches.name_of(file.settings) for file in files]
+    found = [file_of(variant, lines) for variant in variants]
+    files = [file for file in found if file is not None]
+    if len(files) == len(found):
+        types: list[str | None] = [caches.name_of(file.settings) for file in files]
         quantizations = [file.model.quantization for file in files]
         names_of_files = [file.model.file.rpartition("/")[2] for file in files]
         for names in (
@@ -185,11 +221,11 @@ def labels_of(variants: Sequence[str], lines: Sequence[object]) -> dict[str, str
             ],
         ):
             if all(names) and len(set(names)) == len(names):
-                return dict(zip(variants, names, strict=True))
+                return dict(zip(variants, map(str, names), strict=True))
     return {variant: variant.partition(": ")[2] or variant for variant in variants}
 
 
-def figures_of_file(file: Any) -> dict[str, float]:
+def figures_of_file(file: QuantLine | None) -> dict[str, float]:
     """Bytes of a file, of its buffers, of a position in its cache, and that a decode step reads;
     NaN where unknown."""
     figures = dict.fromkeys(
@@ -448,7 +484,7 @@ def variant_of(group: comparison.Group) -> str:
     return str(group.rows.variant.iloc[0])
 
 
-def inverse(row: Any) -> Ratio:
+def inverse(row: comparison.ComparedFigure) -> Ratio:
     """From a ratio of times to a ratio of speeds."""
     if row.ratio is None:
         return Ratio(1 / row.estimate, NAN, NAN)

@@ -33,7 +33,7 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.quant import planning, texts
 from lab.features.quant.figures import joined, mean, mean_kl, undecided_pairs
-from lab.features.quant.lines import Divergence, QualityLine, Stretch
+from lab.features.quant.lines import Divergence, QualityLine, QuantLine, Stretch
 from lab.features.quant.planning import QuantPlan
 from lab.features.quant.texts import Chunk
 from lab.process.setup import bounded
@@ -76,7 +76,7 @@ def quant(
     out: StrPath = "results",
     watch: Watch = None,
     **settings: Unpack[QuantSettings],
-) -> Results[Any]:
+) -> Results[QuantLine]:
     """Compare files of one model with the first one, in quality and speed.
 
         lines = lab.quant("model-F16.gguf", "model-Q8_0.gguf", "model-Q4_K_M.gguf")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import shown
-from lab.features.quant.figures import PHASES, QuantFigures
+from lab.features.quant.figures import PHASES, QuantFigures, QuantRow
 from lab.show import canvas
 from lab.show.point_labels import label_points
 from lab.show.wording import digits, percent, times
@@ -59,7 +59,7 @@ def finding(summary: QuantFigures) -> str:
     )
 
 
-def points_of_interval(row: Any, phase: str) -> list[tuple[float, float]]:
+def points_of_interval(row: QuantRow, phase: str) -> list[tuple[float, float]]:
     """Points along the interval of a speed, which no label may cover."""
     low = getattr(row, f"{phase}_low")
     high = getattr(row, f"{phase}_high")
@@ -68,18 +68,18 @@ def points_of_interval(row: Any, phase: str) -> list[tuple[float, float]]:
     return [(low + (high - low) * part / 10, row.kl) for part in range(11)]
 
 
-def drawn_rows(summary: QuantFigures, phase: str) -> list[Any]:
+def drawn_rows(summary: QuantFigures, phase: str) -> list[QuantRow]:
     """The files with a divergence and a speed; the reference has no divergence."""
     rows = summary.rows
     return list(rows[(rows.kl > 0) & rows[phase].notna()].itertuples())
 
 
-def with_bandwidth(summary: QuantFigures) -> list[Any]:
+def with_bandwidth(summary: QuantFigures) -> list[QuantRow]:
     decoded = drawn_rows(summary, "decode")
     return [row for row in decoded if not math.isnan(row.bandwidth)]
 
 
-def draw_file(ax: Axes, row: Any, phase: str) -> None:
+def draw_file(ax: Axes, row: QuantRow, phase: str) -> None:
     """Draw a file as a point with its intervals; hollow if its runs were disturbed."""
     speed = getattr(row, phase)
     label = BEATEN
@@ -125,7 +125,7 @@ def draw_floor(axes: Sequence[Axes], summary: QuantFigures) -> None:
         ax.axhspan(bottom, summary.floor, color=canvas.GRID, label="noise floor")
 
 
-def label_of(row: Any) -> str:
+def label_of(row: QuantRow) -> str:
     if math.isnan(row.n_bytes):
         return str(row.label)
     return f"{row.label}, {digits(row.n_bytes / 1e6)} MB"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lab.core import shown
 from lab.core.lists import join_and, plural
 from lab.features.quant import cache_section, figures, picture
 from lab.features.quant.cells import cell, ends, matrix, name_of
-from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
+from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures, QuantRow, TextRow
 from lab.features.quant.lines import QuantLine
 from lab.models import catalog
 from lab.show import text_doubts, text_setup
@@ -77,11 +76,11 @@ def section(lines: Sequence[QuantLine], summary: QuantFigures) -> Section:
     )
 
 
-def by_bytes(row: Any) -> str:
+def by_bytes(row: QuantRow) -> str:
     return UNKNOWN if math.isnan(row.bandwidth) else times(row.bandwidth)
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[QuantRow] = (
     Column("name", name_of, TEXT),
     Column("MB", lambda row: digits(row.n_bytes / 1e6)),
     Column("divergence", lambda row: cell(row, "kl")),
@@ -110,7 +109,7 @@ def by_text(summary: QuantFigures) -> list[Section]:
     return [matrix("divergence and same top by kind of text", table, "text", cell_of_text)]
 
 
-def cell_of_text(row: Any) -> Cell:
+def cell_of_text(row: TextRow) -> Cell:
     agreement = f"{percent(row.same)} of {plural(row.n_chunks, 'chunk')}"
     return stacked(digits(row.kl), ends(row, "kl"), agreement)
 
@@ -129,7 +128,7 @@ def answer(summary: QuantFigures) -> str:
     )
 
 
-def choice(row: Any) -> str:
+def choice(row: QuantRow) -> str:
     """A file on the front: its size, speed and quality."""
     interval = ends(row, "decode")
     speed = f"{times(row.decode)} as fast"

@@ -28,7 +28,7 @@ from lab.remote.access import Access, all_headers
 from lab.remote.chat_bodies import is_of_messages_api, is_of_responses_api
 from lab.remote.formats import as_list, fresh_nonce
 from lab.show.cells import Column
-from lab.show.section import Section, tabled
+from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, seconds
 
 LLAMA_SERVER = "llama-server"
@@ -165,7 +165,7 @@ def compared(calls: Sequence[RecordedCall], again: Sequence[RecordedCall]) -> Se
     for call, saved_s, repeated in zip(calls, removed_s, again, strict=True):
         recorded_s = call.ended_ns / 1e9
         rows.append((call.call, recorded_s, recorded_s - saved_s, repeated.ended_ns / 1e9))
-    columns = (
+    columns: Columns[tuple[int, float, float, float]] = (
         Column("call", lambda row: str(row[0])),
         Column("recorded\ns", lambda row: digits(row[1])),
         Column("predicted\ns", lambda row: digits(row[2])),

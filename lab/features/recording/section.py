@@ -13,7 +13,7 @@ from lab.core.lists import grouped, plural
 from lab.features.recording import figures, picture, sentences
 from lab.features.recording.lines import RecordedCall
 from lab.show.cells import LONG_TEXT, Column, of_figure
-from lab.show.section import UNKNOWN, WIDE, Context, Kind, Picture, Section, tabled
+from lab.show.section import UNKNOWN, WIDE, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def time(row: CallRow, name: str) -> str:
     return digits(getattr(row.figures, name))
 
 
-COLUMNS = (
+COLUMNS: Columns[CallRow] = (
     Column("call", lambda row: str(row.call.call)),
     Column("conversation", lambda row: row.conversation),
     Column("prompt\ntokens", partial(count, name="n_prompt"), is_in_title=True),

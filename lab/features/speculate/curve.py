@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import as_rows, cell, prediction_errors
@@ -26,7 +26,21 @@ def curve_case(run: Run) -> CurveCase | None:
     return (run.n_prompt, run.n_gen, speculation.draft or "")
 
 
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+class CurveRow(NamedTuple):
+    """A step of a number of positions."""
+
+    n_prompt: int
+    draft: str | None
+    n_positions: int
+    step_s: float
+    v: float
+    expected_v: float | None
+    c: float | None
+
+
+def rows(
+    records: Sequence[Record], prediction: StepPrediction | None = None
+) -> list[CurveRow]:
     """A row for each measured number of positions n: the time of a step, and its ratio v to a step
     of one.
 
@@ -55,7 +69,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                     "c": times.draft[1] / times.target[1] if times.draft else None,
                 }
             )
-    return as_rows(pd.DataFrame(table))
+    return as_rows(pd.DataFrame(table), CurveRow)
 
 
 def expected_v(
@@ -69,7 +83,7 @@ def expected_v(
     return step_s / one_s if step_s and one_s else None
 
 
-def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
+def conclude(rows: Sequence[CurveRow], records: Sequence[Record] = ()) -> list[str]:
     """What verifying costs, and the chance of a right draft at which it pays."""
     several = [row for row in rows if row.n_positions > 1]
     sentences = []
@@ -79,7 +93,7 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
     return sentences + prediction_errors(pairs, "v")
 
 
-def what_pays(curve: Sequence[Any]) -> str:
+def what_pays(curve: Sequence[CurveRow]) -> str:
     """The draft length that needs the least chance of a right draft to pay, and what its step
     costs; the longest one where none pays."""
     possible = []
@@ -98,13 +112,13 @@ def what_pays(curve: Sequence[Any]) -> str:
     )
 
 
-def cost_of_step(row: Any) -> str:
+def cost_of_step(row: CurveRow) -> str:
     """What a step with drafts and drafting a token take, over a plain step."""
     step = f"A step of {row.n_positions} positions takes {digits(row.v)}x a step of one"
     return step if row.c is None else f"{step}, drafting a token {digits(row.c)}x"
 
 
-TABLE = ExperimentTable(
+TABLE: ExperimentTable[CurveRow] = ExperimentTable(
     name="curve",
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",

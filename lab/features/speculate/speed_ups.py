@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import (
@@ -79,7 +79,32 @@ def runs_with_drafts(records: Sequence[Record]) -> pd.DataFrame:
     return drafted.assign(parted_at=parted_at)
 
 
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+class SpeedUpRow(NamedTuple):
+    """The medians of a text and a draft length."""
+
+    text: str
+    n_prompt: int
+    n_gen: int
+    draft: str
+    n_draft: int
+    n_runs: int
+    n_pairs: int
+    right: float | None
+    length: float | None
+    tpot_s: float
+    plain_tpot_s: float | None
+    speed_up: float | None
+    low: float | None
+    high: float | None
+    n_parted: int
+    parted_at: float | None
+    bottleneck: str | None
+    expected: float | None
+
+
+def rows(
+    records: Sequence[Record], prediction: StepPrediction | None = None
+) -> list[SpeedUpRow]:
     """A row for each text and draft length of one setup: medians over blocks.
 
     `right` is the share of drafted tokens that were accepted, `length` the tokens per step with a
@@ -106,7 +131,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                 row["bottleneck"] = bottleneck(runs_of_length, n_draft, times)
             row["expected"] = expected_speed_up(longest, n_draft, draft == LOOKUP, times)
             table.append(row)
-    return as_rows(pd.DataFrame(table))
+    return as_rows(pd.DataFrame(table), SpeedUpRow)
 
 
 def chains_with_drafts(runs: pd.DataFrame) -> list[Chain]:
@@ -187,7 +212,7 @@ def bottleneck(runs: pd.DataFrame, n_draft: int, times: StepTimes | None) -> str
     return max(ideals, key=lambda part: ideals[part] or 0.0)
 
 
-def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
+def conclude(rows: Sequence[SpeedUpRow], records: Sequence[Record] = ()) -> list[str]:
     """For one setup: the best draft length of each text, whether the text stayed the same, and the
     errors of predictions."""
     sentences: list[str] = []
@@ -196,7 +221,7 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
     for lengths in by_text.values():
         measured = [row for row in lengths if row.speed_up is not None]
         if measured:
-            sentences.append(verdict(max(measured, key=lambda row: row.speed_up)))
+            sentences.append(verdict(best_of(measured)))
             for row in lengths[:-1]:
                 pairs.append((row.expected, row.speed_up))
     if rows:
@@ -205,10 +230,15 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
     return sentences + prediction_errors(pairs, "speed-ups", note)
 
 
-def verdict(row: Any) -> str:
+def best_of(rows: Sequence[SpeedUpRow]) -> SpeedUpRow:
+    """The row with the largest speed-up."""
+    return max(rows, key=lambda row: row.speed_up or 0.0)
+
+
+def verdict(row: SpeedUpRow) -> str:
     """Whether drafting pays at the best length, by how much, and what limits it."""
     interval = "too few blocks for an interval"
-    if row.low is not None:
+    if row.low is not None and row.high is not None:
         interval = f"95 % interval {digits(row.low)}-{digits(row.high)}"
     pays = "no clear gain"
     if row.low is not None and row.low > 1:
@@ -216,7 +246,7 @@ def verdict(row: Any) -> str:
     elif row.high is not None and row.high < 1:
         pays = "does not pay"
     drafts = plural(row.n_draft, "drafted token")
-    gain = f"{digits(row.speed_up)}x plain decoding with {drafts} per step ({interval})"
+    gain = f"{digits(row.speed_up or 0.0)}x plain decoding with {drafts} per step ({interval})"
     if row.right is not None:
         gain = f"{gain}, {100 * row.right:.0f} % accepted"
     sentence = f"{row.text} with {row.draft}: {pays}, {gain}."
@@ -225,7 +255,7 @@ def verdict(row: Any) -> str:
     return sentence
 
 
-def same_text(rows: Sequence[Any]) -> str:
+def same_text(rows: Sequence[SpeedUpRow]) -> str:
     """Whether the tokens are those of plain decoding."""
     n_pairs = sum(row.n_pairs for row in rows)
     n_parted = sum(row.n_parted for row in rows)
@@ -235,27 +265,31 @@ def same_text(rows: Sequence[Any]) -> str:
         return "In 1 run the tokens match plain decoding."
     if n_parted == 0:
         return f"In all {plural(n_pairs, 'run')} the tokens match plain decoding."
-    first = 1 + int(min(row.parted_at for row in rows if row.n_parted))
+    first = 1 + int(min(row.parted_at for row in rows if row.parted_at is not None))
     return (
         f"In {n_parted} of {n_pairs} runs the text differs from plain decoding, from token {first} "
         "at the earliest: kernels for several positions round differently."
     )
 
 
-def finding(rows: Sequence[Any]) -> str | None:
+def finding(rows: Sequence[SpeedUpRow]) -> str | None:
     """The largest speed-up, and where it was measured; None without plain runs."""
     measured = [row for row in rows if row.speed_up is not None]
     if not measured:
         return None
-    best = max(measured, key=lambda row: row.speed_up)
-    interval = "" if best.low is None else f" ({digits(best.low)}-{digits(best.high)})"
+    best = best_of(measured)
+    interval = ""
+    if best.low is not None and best.high is not None:
+        interval = f" ({digits(best.low)}-{digits(best.high)})"
     return (
-        f"Speculative decoding: at best {digits(best.speed_up)}x plain decoding{interval}, of "
-        f"{best.text} with {plural(best.n_draft, 'token')} drafted by {best.draft}"
+        f"Speculative decoding: at best {digits(best.speed_up or 0.0)}x plain decoding{interval}, "
+        f"of {best.text} with {plural(best.n_draft, 'token')} drafted by {best.draft}"
     )
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
+def draw(
+    rows: Sequence[SpeedUpRow], records: Sequence[Record], title: str, figure: Figure
+) -> None:
     """The speed-up over the draft length, a panel for each text."""
     runs = runs_with_drafts(records).dropna(subset="plain_s")
     by_prompt = grouped(rows, lambda row: (row.text, row.n_prompt, row.n_gen))
@@ -283,7 +317,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Fig
 
 
 def draw_draft(
-    ax: Axes, draft: str, style: dict[str, Any], rows: Sequence[Any], runs: pd.DataFrame
+    ax: Axes, draft: str, style: dict[str, Any], rows: Sequence[SpeedUpRow], runs: pd.DataFrame
 ) -> None:
     """Draw the speed-ups with drafts of one kind: of each block, their medians, and predicted."""
     measured = []
@@ -295,17 +329,17 @@ def draw_draft(
     plot_series(ax, f"drafted by {draft}", style, measured, medians, predicted)
 
 
-def accepted_cell(row: Any) -> str:
+def accepted_cell(row: SpeedUpRow) -> str:
     return UNKNOWN if row.right is None else f"{100 * row.right:.0f}"
 
 
-def speed_up_cell(row: Any) -> Cell | str:
-    if row.low is None:
+def speed_up_cell(row: SpeedUpRow) -> Cell | str:
+    if row.low is None or row.high is None:
         return cell(row.speed_up)
     return stacked(cell(row.speed_up), f"{digits(row.low)}-{digits(row.high)}")
 
 
-TABLE = ExperimentTable(
+TABLE: ExperimentTable[SpeedUpRow] = ExperimentTable(
     name="speculate",
     question="Does it pay to draft tokens, and how many?",
     title="tokens drafted and verified together; medians over blocks, "

@@ -50,7 +50,7 @@ def picture(line: AttentionLine, layers: Sequence[int]) -> Picture:
     )
 
 
-def columns(line: AttentionLine) -> Columns:
+def columns(line: AttentionLine) -> Columns[int]:
     """The columns of the table; its rows are the numbers of the layers."""
     looks = line.looks
 

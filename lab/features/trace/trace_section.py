@@ -85,7 +85,7 @@ def phase_section(line: TraceLine, phase: TracedPhase) -> Section:
     )
 
 
-def columns(phase: TracedPhase) -> Columns:
+def columns(phase: TracedPhase) -> Columns[TracedPart]:
     """The columns of a phase's table. Without shares where the operations do not add up."""
     has_several_devices = len({part.device for part in phase.parts}) > 1
 

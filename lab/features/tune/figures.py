@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from lab.core import phases, stats
 from lab.core.asked_settings import table
@@ -319,7 +319,21 @@ def place(settings: str, won: str | None) -> int:
     return 1 if settings == won else 2
 
 
-def verdict(row: Any, won: str | None, is_recommended: bool) -> str:
+class TriedRow(Protocol):
+    """A row of `tried_choices`."""
+
+    settings: str
+    choice: Choice
+    n_runs: int
+    error: str
+    time_s: float
+    speed: float
+    speed_low: float
+    speed_high: float
+    verdict: str
+
+
+def verdict(row: TriedRow, won: str | None, is_recommended: bool) -> str:
     if math.isnan(row.time_s):
         return "failed"
     if row.settings == DEFAULT:

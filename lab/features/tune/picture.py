@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import shell, shown
 from lab.core.lists import plural
 from lab.core.stats import Ratio
 from lab.features.tune.choices import is_lossy
-from lab.features.tune.figures import DEFAULT, Tuned
+from lab.features.tune.figures import DEFAULT, TriedRow, Tuned
 from lab.show import canvas, text_setup
 from lab.show.section import UNKNOWN, WIDE
 from lab.show.wording import digits
@@ -86,7 +86,7 @@ def subject_of(result: Tuned) -> str:
     return shown.titled(where, n_disturbed, f"{len(timed)} runs")
 
 
-def draw_choice(ax: Axes, place: int, row: Any, result: Tuned) -> None:
+def draw_choice(ax: Axes, place: int, row: TriedRow, result: Tuned) -> None:
     """Draw a choice, and write its figure beside it. Of the winner only what was confirmed."""
     text = speed_of(row)
     if row.settings == result.won and result.gain is not None:
@@ -121,7 +121,7 @@ def wrapped(lines: Iterable[str]) -> str:
     )
 
 
-def name_of(row: Any) -> list[str]:
+def name_of(row: TriedRow) -> list[str]:
     """The settings of a choice, and in a second line that they change the output."""
     lines = [str(row.settings)]
     if is_lossy(row.choice):
@@ -129,14 +129,14 @@ def name_of(row: Any) -> list[str]:
     return lines
 
 
-def speed_of(row: Any) -> str:
+def speed_of(row: TriedRow) -> str:
     """How many times as fast as the default; 1.00 for the default, UNKNOWN for a failed choice."""
     if not row.speed > 0:
         return UNKNOWN
     return "1.00" if row.settings == DEFAULT else digits(row.speed)
 
 
-def interval_of(row: Any) -> str:
+def interval_of(row: TriedRow) -> str:
     """The interval of a choice; "" for the default and failed choices."""
     if row.settings == DEFAULT or not row.speed > 0:
         return ""

@@ -15,6 +15,7 @@ from lab.features.tune.figures import (
     DEFAULT,
     FEWEST_CONFIRMED,
     WINNER,
+    TriedRow,
     Tuned,
     is_mine,
     of_sessions,
@@ -122,16 +123,16 @@ def warnings(result: Tuned) -> list[str]:
     return lines
 
 
-def time_cell(row: Any) -> str:
+def time_cell(row: TriedRow) -> str:
     return seconds(row.time_s) if row.time_s > 0 else UNKNOWN
 
 
-def speed_cell(row: object) -> Cell:
+def speed_cell(row: TriedRow) -> Cell:
     """How many times as fast as the default, and its interval."""
     return stacked(picture.speed_of(row), picture.interval_of(row))
 
 
-COLUMNS: Columns = (
+COLUMNS: Columns[TriedRow] = (
     Column("settings", lambda row: stacked(*picture.name_of(row)), LONG_TEXT),
     N_RUNS,
     Column("time", time_cell),

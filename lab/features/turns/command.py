@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import click
 
@@ -26,7 +26,7 @@ from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
 from lab.features.turns.conversation import NAME
-from lab.features.turns.figures import finished, rows
+from lab.features.turns.figures import TurnRow, finished, rows
 from lab.features.turns.picture import draw
 from lab.features.turns.planning import plan
 from lab.features.turns.sentences import conclude, finding, sentences
@@ -119,7 +119,7 @@ OPTIONS = (
 )
 
 
-def count_cell(name: str, row: Any) -> str:
+def count_cell(name: str, row: TurnRow) -> str:
     """The cell of a number of tokens, with ~ where it is estimated; nothing for none again."""
     count = getattr(row, name)
     if count is None or (name == "n_again" and not count):
@@ -127,15 +127,15 @@ def count_cell(name: str, row: Any) -> str:
     return f"{count:,}" if row.is_known or name == "n_prompt" else f"~{count:,}"
 
 
-def perfect_cell(row: Any) -> str:
+def perfect_cell(row: TurnRow) -> str:
     return UNKNOWN if row.perfect_s == row.turn_s else cell(row.perfect_s)
 
 
-def differs_cell(row: Any) -> str:
+def differs_cell(row: TurnRow) -> str:
     return UNKNOWN if row.differs_at is None else f"{row.differs_at + 1:,}"
 
 
-TABLE = ExperimentTable(
+TABLE: ExperimentTable[TurnRow] = ExperimentTable(
     name=NAME,
     question="How much of a conversation's prompt is read again?",
     title="a conversation turn by turn, medians over runs; again: tokens of earlier turns that "
@@ -190,7 +190,7 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
 
 
 def served_section(
-    records: Sequence[RequestRecord], turns: Sequence[Any], context: Context
+    records: Sequence[RequestRecord], turns: Sequence[TurnRow], context: Context
 ) -> Section:
     """The turns of a session, marked and without conclusions if its requests were disturbed."""
     endpoint = records[0].endpoint

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from lab.app.experiment_tables import as_rows
+from lab.app.experiment_tables import with_none
 from lab.core import memory, script, stats
 from lab.core.lists import grouped
 from lab.core.record import DECODE, FORGET, LOAD, PREFILL, SAVE, Record
@@ -138,7 +138,7 @@ def predicted(prediction: StepPrediction, conversation: Conversation) -> pd.Data
     return figures(steps, conversation)
 
 
-def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[TurnRow]:
     """The turns of each conversation, with its breaks if it has some; uncached only if nothing else
     was measured.
 
@@ -274,7 +274,38 @@ def uncached_ttft_s(table: pd.DataFrame, uncached: pd.DataFrame) -> pd.Series:
     return uncached.ttft_s.reindex(table.index).fillna(by_law_s)
 
 
-def finished(table: pd.DataFrame) -> list[object]:
+class TurnRow(Protocol):
+    """A turn: the columns that the table, the sentences and the picture read."""
+
+    conversation: int
+    keep: str
+    turn: int
+    cache: str
+    breaks: str
+    differs_at: int | None
+    n_prompt: int
+    n_cached: int
+    n_computed: int
+    n_again: int | None
+    ttft_s: float
+    decode_s: float
+    turn_s: float
+    sum_s: float
+    again_s: float
+    without_s: float | None
+    perfect_s: float | None
+    expected_ttft_s: float | None
+    formula_error: float | None
+    is_known: bool
+    state_bytes: int | None
+    slot_bytes: int | None
+    save_s: float | None
+    load_s: float | None
+
+    def _asdict(self) -> dict[str, object]: ...
+
+
+def finished(table: pd.DataFrame) -> list[TurnRow]:
     """The table as rows, with all columns, None for an unknown figure, and whole numbers for
     counts."""
     table = table.copy()
@@ -284,4 +315,5 @@ def finished(table: pd.DataFrame) -> list[object]:
     table["sum_s"] = table.groupby(["conversation", "keep"]).turn_s.cumsum()
     again_s = table.ttft_s * table.n_again / table.n_computed
     table["again_s"] = again_s.where(table.n_again > 0, 0.0).astype(float)
-    return as_rows(table.astype(dict.fromkeys(COUNTS, "Int64")))
+    cells = with_none(table.astype(dict.fromkeys(COUNTS, "Int64")))
+    return list(cells.itertuples(index=False, name="Row"))

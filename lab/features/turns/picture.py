@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.record import Record
 from lab.features.turns.conversation import DISK, MEMORY, NONE, SLOT
+from lab.features.turns.figures import TurnRow
 from lab.features.turns.sentences import SERVER
 from lab.show import canvas
 
@@ -29,7 +30,9 @@ NEW = "new tokens (prefill)"
 PERFECT = "with a perfect cache (other runs, or a formula)"
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
+def draw(
+    rows: Sequence[TurnRow], records: Sequence[Record], title: str, figure: Figure
+) -> None:
     """Tokens of each prompt (cached, read again, new), and below the time of each turn, with lines
     to compare with."""
     import pandas as pd

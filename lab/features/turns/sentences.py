@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
 from lab.app.experiment_tables import first_difference, prediction_errors
 from lab.core import stats
@@ -25,6 +24,7 @@ from lab.features.turns.conversation import (
     breaks_of_text,
     conversation_of,
 )
+from lab.features.turns.figures import TurnRow
 from lab.show.wording import digits, percent, seconds
 
 SERVER = "server"  # where the cache is, beside the places of --keep
@@ -52,12 +52,12 @@ MOST_FORMULA_ERROR = 0.3
 LEAST_UNPLANNED_SHARE = 0.1  # of the prompt, where the server does not report cached tokens
 
 
-def conclude(rows: Sequence[object], records: Sequence[Record]) -> list[str]:
+def conclude(rows: Sequence[TurnRow], records: Sequence[Record]) -> list[str]:
     """What rows of one setup show, and whether the cache changed an answer."""
     return [*sentences(rows), *same_answers(records)]
 
 
-def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
+def sentences(rows: Sequence[TurnRow], n_slots: int | None = None) -> list[str]:
     """The answer of each conversation, what broke its cache, and how good the predictions are.
 
     n_slots: of the server, where it says so.
@@ -87,7 +87,7 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
     return every_sentence
 
 
-def finding(rows: Sequence[Any]) -> str:
+def finding(rows: Sequence[TurnRow]) -> str:
     """How long the conversation takes; of several, how long each."""
     conversations = list(grouped(rows, lambda row: (row.conversation, row.keep)).values())
     if len(conversations) == 1:
@@ -99,11 +99,11 @@ def finding(rows: Sequence[Any]) -> str:
     return f"{plural(len(conversations[0]), 'turn')} take {join_and(times)}"
 
 
-def conversation_time(turns: Sequence[object]) -> str:
+def conversation_time(turns: Sequence[TurnRow]) -> str:
     return f"{time_of_parts(turns)}."
 
 
-def time_of_parts(turns: Sequence[Any]) -> str:
+def time_of_parts(turns: Sequence[TurnRow]) -> str:
     """How long the conversation takes, and how much of it for tokens that were read before."""
     keep = turns[0].keep
     conversation = (
@@ -118,13 +118,13 @@ def time_of_parts(turns: Sequence[Any]) -> str:
     return f"{conversation}; {ttft} of it is {waiting}, {again} of that for tokens read before"
 
 
-def planned_breaks(turns: Sequence[Any], n_slots: int | None) -> list[str]:
+def planned_breaks(turns: Sequence[TurnRow], n_slots: int | None) -> list[str]:
     """Where each planned break changed the prompt, what was read again, and what would save it."""
     unit = "letter" if turns[0].keep == SERVER else "token"
     broken = [turn for turn in turns if turn.differs_at is not None]
     lines: list[str] = []
     for events, turns_of_events in grouped(broken, lambda turn: turn.breaks or None).items():
-        places = join_and([f"{turn.differs_at + 1:,}" for turn in turns_of_events])
+        places = join_and([f"{(turn.differs_at or 0) + 1:,}" for turn in turns_of_events])
         turn_numbers = numbers(turns_of_events)
         again = tokens_again(turns_of_events)
         lines.append(
@@ -144,11 +144,11 @@ def planned_breaks(turns: Sequence[Any], n_slots: int | None) -> list[str]:
     return lines
 
 
-def unplanned_breaks(turns: Sequence[Any]) -> list[str]:
+def unplanned_breaks(turns: Sequence[TurnRow]) -> list[str]:
     """What a server read again although nothing planned had changed."""
     read_again = []
     for turn in turns:
-        least = LEAST_UNPLANNED
+        least: float = LEAST_UNPLANNED
         if not turn.is_known:
             least = max(least, LEAST_UNPLANNED_SHARE * turn.n_prompt)
         if not turn.breaks and turn.n_again is not None and turn.n_again >= least:
@@ -162,25 +162,26 @@ def unplanned_breaks(turns: Sequence[Any]) -> list[str]:
     ]
 
 
-def numbers(turns: Sequence[Any]) -> str:
+def numbers(turns: Sequence[TurnRow]) -> str:
     """The turns by their numbers."""
     if len(turns) == 1:
         return f"Turn {turns[0].turn}"
     return f"Turns {join_and([str(turn.turn) for turn in turns])}"
 
 
-def tokens_again(turns: Sequence[Any]) -> str:
+def tokens_again(turns: Sequence[TurnRow]) -> str:
     """The tokens of these turns that were read again."""
-    tokens = plural(total(turns, "n_again"), "token")
+    tokens = plural(int(total(turns, "n_again")), "token")
     return f"about {tokens}" if are_estimated(turns) else tokens
 
 
-def total(turns: Sequence[Any], column: str) -> Any:
+def total(turns: Sequence[TurnRow], column: str) -> float:
     """The sum of a column over turns."""
-    return sum(map(attrgetter(column), turns))
+    amount: float = sum(map(attrgetter(column), turns))
+    return amount
 
 
-def doubt_of_formula(turn: Any) -> list[str]:
+def doubt_of_formula(turn: TurnRow) -> list[str]:
     """A warning if the formula for the TTFT does not fit the requests that it comes from."""
     if turn.formula_error is None or turn.formula_error <= MOST_FORMULA_ERROR:
         return []
@@ -191,25 +192,26 @@ def doubt_of_formula(turn: Any) -> list[str]:
     ]
 
 
-def are_estimated(turns: Sequence[Any]) -> bool:
+def are_estimated(turns: Sequence[TurnRow]) -> bool:
     """Whether the cached tokens of a turn are an estimate."""
     return not all(turn.is_known for turn in turns)
 
 
-def states(turns: Sequence[Any]) -> list[str]:
+def states(turns: Sequence[TurnRow]) -> list[str]:
     """What saving and loading the cache took, and when loading is faster than prefill."""
     last = turns[-1]
-    loaded = []  # each turn that loaded a state, behind the turn that saved it
+    # Of each state that was loaded: the turn that saved it, and the seconds of loading
+    loaded: list[tuple[TurnRow, float]] = []
     for before, turn in itertools.pairwise(turns):
         if turn.load_s:
-            loaded.append((before, turn))
+            loaded.append((before, turn.load_s))
     lines: list[str] = []
     if last.state_bytes and last.save_s:
         lines.append(f"Saving {moved(last.state_bytes, last.save_s)}.")
     if loaded:
-        before, turn = loaded[-1]
+        before, load_s = loaded[-1]
         if before.state_bytes:
-            lines.append(f"Loading {moved(before.state_bytes, turn.load_s)}.")
+            lines.append(f"Loading {moved(before.state_bytes, load_s)}.")
     if len(loaded) > 1:
         lines.append(loading_against_prefill(turns[0], loaded))
     return lines
@@ -220,13 +222,10 @@ def moved(n_bytes: int, took_s: float) -> str:
     return f"{n_bytes / 1e6:,.1f} MB took {seconds(took_s)} ({rate} GB/s)"
 
 
-def loading_against_prefill(first: Any, loaded: Sequence[tuple[Any, Any]]) -> str:
+def loading_against_prefill(first: TurnRow, loaded: Sequence[tuple[TurnRow, float]]) -> str:
     """From how many tokens on loading, which has a fixed time too, is faster than prefill."""
-    n_held = []
-    load_s = []
-    for before, turn in loaded:
-        n_held.append(float(before.n_prompt))
-        load_s.append(turn.load_s)
+    n_held = [float(before.n_prompt) for before, _ in loaded]
+    load_s = [seconds_of_load for _, seconds_of_load in loaded]
     fixed_s, per_token_s = stats.fit([[1.0] * len(n_held), n_held], load_s)
     gain_s = first.ttft_s / first.n_computed - per_token_s
     if gain_s <= 0 or math.isinf(fixed_s / gain_s):

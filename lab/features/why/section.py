@@ -26,7 +26,7 @@ from lab.features.why.machines import place_of
 from lab.features.why.parts import NOT_EXPLAINED, GapPart
 from lab.show import canvas
 from lab.show.cells import TEXT, Column
-from lab.show.section import WIDE, Picture, Section, tabled
+from lab.show.section import WIDE, Columns, Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, times
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def section(explained: WhyAnswer, details: bool = False) -> Section:
     for letter, figure in explained.pair.in_order:
         lines.append(f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}")
     lines += explained.notes if details else explained.notes[:2]
-    columns = (
+    columns: Columns[GapPart] = (
         Column("part", lambda part: part.name, TEXT),
         Column("factor", factor_cell),
         Column("range", range_cell),
@@ -161,7 +161,7 @@ def read_section(sides: Sequence[Sequence[Figure]], chosen: Sequence[Figure]) ->
             lacking.append(name)
         else:
             table_of_facts.append((name, *cells))
-    of_facts = [Column("fact", lambda row: row[0])]
+    of_facts: list[Column[Sequence[str]]] = [Column("fact", lambda row: row[0])]
     for place, (letter, figure) in enumerate(zip("AB", chosen, strict=False), 1):
         where = f", line {figure.line}" if figure.line else ""
         of_facts.append(Column(f"{letter}{where}", partial(cell_of, place)))
