@@ -12,7 +12,7 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from lab.errors import LabError
 
@@ -133,7 +133,7 @@ _REGISTRY: dict[str, tuple[object, ...]] = {
 """Functions of the library ggml, which registers all backends."""
 
 
-def llama_cpp() -> Any:
+def llama_cpp() -> ModuleType:
     """llama-cpp-python's low-level bindings of the C API. LabError if the package is missing."""
     try:
         from llama_cpp import llama_cpp as bindings
@@ -146,10 +146,11 @@ def llama_cpp() -> Any:
             "install the package there: python3 -m uv sync"
         )
         raise LabError(what, hint) from None
-    return bindings
+    module: ModuleType = bindings
+    return module
 
 
-def set_fields(structure: Any, **values: Any) -> None:
+def set_fields(structure: object, **values: object) -> None:
     """Set fields of a structure of the bindings.
 
     LabError for one that this version does not have: ctypes would take any name, without effect.
@@ -172,7 +173,7 @@ def gbnf_of_schema(schema: str) -> str:
 
 
 @cache
-def ggml() -> Any:
+def ggml() -> ctypes.CDLL:
     """ggml's functions, from the libraries that llama.cpp has loaded."""
     base = loaded("ggml-base")
     registry = loaded("ggml")
@@ -188,7 +189,7 @@ def ggml() -> Any:
     return base
 
 
-def loaded(name: str) -> Any:
+def loaded(name: str) -> ctypes.CDLL:
     """A library that llama.cpp has loaded.
 
     Loading its file again could give a second copy, with devices and a log of its own.

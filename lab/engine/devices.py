@@ -12,7 +12,6 @@ import ctypes
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
 
 from lab.core.record import Device
 from lab.engine import openmp, rpc
@@ -84,7 +83,7 @@ def last_warnings() -> str:
     return "; ".join(dict.fromkeys(warnings[-3:])) or "it gave no reason"
 
 
-def _keep_log(level: int, text: bytes, _: Any) -> None:
+def _keep_log(level: int, text: bytes, _: object) -> None:
     if level != DEBUG or any(phrase in text for phrase in PLACEMENT_LINES):
         _log.append((level, text.decode(errors="replace").strip()[:300]))
 
@@ -145,7 +144,7 @@ def type_names() -> list[str]:
     return [(name or b"").decode() for name in names]
 
 
-def handles() -> list[Any]:
+def handles() -> list[P]:
     """ggml's handles of all devices, in ggml's order."""
     return [P(pointer) for pointer in map(ggml().ggml_backend_dev_get, range(_n_devices()))]
 
@@ -154,7 +153,7 @@ def _n_devices() -> int:
     return int(ggml().ggml_backend_dev_count())
 
 
-def name_of(device: Any) -> str:
+def name_of(device: P) -> str:
     return str(ggml().ggml_backend_dev_name(device).decode().strip())
 
 
@@ -163,7 +162,7 @@ def describe_all() -> tuple[Device, ...]:
     return tuple(map(_describe, handles()))
 
 
-def _describe(device: Any) -> Device:
+def _describe(device: P) -> Device:
     number = ggml().ggml_backend_dev_type(device)
     kind = DEVICE_TYPES[number] if number < len(DEVICE_TYPES) else f"type {number}"
     description = ggml().ggml_backend_dev_description(device).decode().strip()
@@ -181,7 +180,7 @@ def free_memory() -> dict[str, int]:
     return free_bytes
 
 
-def _memory(device: Any) -> tuple[int, int]:
+def _memory(device: P) -> tuple[int, int]:
     """Free and total bytes of a device; 0 if it does not report them."""
     free = ctypes.c_size_t(0)
     total = ctypes.c_size_t(0)
@@ -189,7 +188,7 @@ def _memory(device: Any) -> tuple[int, int]:
     return free.value, total.value
 
 
-def device_of(name: str | None) -> Any:
+def device_of(name: str | None) -> P:
     """ggml's handle of the device with this name (None: the CPU). LabError if there is none."""
     for device in handles():
         if name is None and ggml().ggml_backend_dev_type(device) == CPU:
@@ -201,12 +200,12 @@ def device_of(name: str | None) -> Any:
     raise LabError(what, f"It has: {names}. See: lab doctor")
 
 
-def memory_of(name: str | None) -> Any:
+def memory_of(name: str | None) -> P:
     """ggml's buffer type for the memory of a device (None: the CPU)."""
     return P(ggml().ggml_backend_dev_buffer_type(device_of(name)))
 
 
-def extra_buffer_types(device: Any) -> list[Any]:
+def extra_buffer_types(device: P) -> list[P]:
     """A device's additional buffer types, in llama.cpp's order.
 
     A CPU has repacked layouts, such as AMX and CPU_REPACK.
@@ -217,7 +216,7 @@ def extra_buffer_types(device: Any) -> list[Any]:
     if not address:
         return []
     pointers = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device)
-    buffer_types: list[Any] = []
+    buffer_types: list[P] = []
     while pointers and pointers[len(buffer_types)]:  # the list ends with a null pointer
         buffer_types.append(P(pointers[len(buffer_types)]))
     return buffer_types

@@ -16,16 +16,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import record, script as scripts
 from lab.core.script import CACHE_OPERATIONS, OPEN_ENDED, Operation, Part, Script
 from lab.engine import devices, llama, sampling
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import LlamaContext, Logits, Rows
+from lab.engine.llama import LlamaContext, Logits
 from lab.engine.loop import Action, as_steps, walk
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from lab.engine.llama import Ids, Rows
 
 
 def run(
@@ -120,7 +126,7 @@ class _Preparation:
         self._answers = answers
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
         # Where a token is copied to
-        self._targets: list[list[Any]] = [[] for _ in self._slots]
+        self._targets: list[list[Ids]] = [[] for _ in self._slots]
         self._latest: dict[int, int] = {}  # by sequence: the index of its last chosen token
         self._n_chosen = 0
         # For tokens that the draft model chooses
@@ -210,7 +216,7 @@ class _Preparation:
         decode = llama.decode if operation.waits else llama.submit
         return functools.partial(decode, self._contexts[operation.of_draft], batch), rows
 
-    def _new_slot(self, sequence: int) -> tuple[Any, list[Any]]:
+    def _new_slot(self, sequence: int) -> tuple[npt.NDArray[np.int64], list[Ids]]:
         """The slot of the next chosen token, which is a sequence's, and where it is copied to."""
         index = self._n_chosen
         self._latest[sequence] = index
@@ -318,5 +324,5 @@ def _drop_from_cache(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _pointer(array: Any, kind: Any) -> Any:
+def _pointer(array: npt.NDArray[np.generic], kind: Any) -> object:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

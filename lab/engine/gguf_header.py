@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lab.core import split_files
 from lab.core.files import GET_AGAIN
@@ -23,7 +23,7 @@ from lab.core.matrices import group
 from lab.core.memory import Tensor
 from lab.core.record import Model
 from lab.engine import devices, llama, refusals
-from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
+from lab.engine.bindings import GGUF_INTEGERS, GgufParams, P, ggml
 from lab.errors import LabError, printable
 
 MOST_TENSORS = 20_000
@@ -62,7 +62,7 @@ class _Weights(NamedTuple):
 class _Header:
     """The header of an open file: the values of its keys, and its table of tensors."""
 
-    gguf: Any
+    gguf: P
 
     def text(self, key: str) -> str | None:
         """The value of a key, if it is a string."""
@@ -88,7 +88,7 @@ class _Header:
         if kind != _ARRAY:
             return None
         item_kind = ggml().gguf_get_arr_type(self.gguf, index)
-        item: Any
+        item: type[ctypes.c_bool] | type[ctypes._SimpleCData[int]]
         if item_kind == _BOOL:
             item = ctypes.c_bool
         elif item_kind in GGUF_INTEGERS:

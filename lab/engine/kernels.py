@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from lab.core.matrices import BLOCKS
 from lab.core.record import Rate
@@ -61,26 +60,26 @@ class _Bench:
         self.probe = probe
         self.data = self.context()
         self.graphs = self.context()
-        self.tensors: list[Any] = []
+        self.tensors: list[P] = []
         self.buffer = ""  # the name of the weights' buffer type, once they are filled
-        self._buffers: dict[int, Any] = {}
+        self._buffers: dict[int | None, P] = {}
 
-    def context(self) -> Any:
+    def context(self) -> P:
         n_bytes = 4 * MAX_NODES * self.lib.ggml_tensor_overhead() + 2**20
         return P(self.lib.ggml_init(InitParams(n_bytes, None, True)))
 
-    def free(self, *contexts: Any) -> None:
+    def free(self, *contexts: P) -> None:
         for context in contexts:
             buffer = self._buffers.pop(context.value, None)
             if buffer:
                 self.lib.ggml_backend_buffer_free(buffer)
             self.lib.ggml_free(context)
 
-    def tensor(self, context: Any, kind: int, *sizes: int) -> Any:
+    def tensor(self, context: P, kind: int, *sizes: int) -> P:
         """A new tensor of two or three dimensions, not yet allocated."""
         return P(getattr(self.lib, f"ggml_new_tensor_{len(sizes)}d")(context, kind, *sizes))
 
-    def weights(self, n: int, *sizes: tuple[int, ...]) -> list[Any]:
+    def weights(self, n: int, *sizes: tuple[int, ...]) -> list[P]:
         """Weights of these sizes, n of each, in turn: [key, value, key, value] of caches. They are
         made by the first probe, and not yet filled."""
         if not self.tensors:
@@ -88,7 +87,7 @@ class _Bench:
             self.tensors = [self.tensor(self.data, kind, *size) for size in sizes * n]
         return self.tensors[: n * len(sizes)]
 
-    def allocate_all(self, product: Any, rows: int, columns: int) -> None:
+    def allocate_all(self, product: P, rows: int, columns: int) -> None:
         """Allocate everything that is new; fill the weights, which the first probe brings, with
         random rows."""
         if not self.buffer:
@@ -102,7 +101,7 @@ class _Bench:
             self.check(product)
         self.allocate(self.graphs, self.memory)
 
-    def allocate(self, context: Any, kind: Any) -> None:
+    def allocate(self, context: P, kind: P) -> None:
         buffer = P(self.lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
         if not buffer:
             raise LabError(
@@ -110,7 +109,7 @@ class _Bench:
             )
         self._buffers[context.value] = buffer
 
-    def _weights_buffer(self, product: Any) -> Any:
+    def _weights_buffer(self, product: P) -> P:
         """The first buffer type of the device that supports the product, as llama.cpp chooses; for
         caches its own."""
         lib = self.lib
@@ -118,7 +117,7 @@ class _Bench:
         if self.probe.repack is False or self.probe.op not in (MUL_MAT, MUL_MAT_ID):
             self.check(product)
             return self.memory
-        place = P.from_address(self.tensors[0].value + OFFSET_OF_BUFFER)
+        place = P.from_address((self.tensors[0].value or 0) + OFFSET_OF_BUFFER)
         for candidate in devices.extra_buffer_types(device):
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value
@@ -130,7 +129,7 @@ class _Bench:
         self.check(product)
         return self.memory
 
-    def check(self, product: Any) -> None:
+    def check(self, product: P) -> None:
         """LabError if the device cannot compute an operation."""
         probe = self.probe
         if self.lib.ggml_backend_dev_supports_op(self.device, product):
@@ -142,7 +141,7 @@ class _Bench:
             f"This device has no attention kernel for a {probe.type} cache.", F16_CACHE
         )
 
-    def graph_of(self, results: Iterable[Any]) -> Any:
+    def graph_of(self, results: Iterable[P]) -> P:
         graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
         for result in results:
             self.lib.ggml_build_forward_expand(graph, result)
@@ -245,7 +244,7 @@ def _check(probe: Probe) -> None:
         raise LabError(what, "Use another model.")
 
 
-def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
+def _compute(bench: _Bench, probe: Probe, graph: P) -> tuple[int, ...]:
     """Nanoseconds of each pass through a graph, except the first."""
     lib = bench.lib
     backend = bench.backend
@@ -316,7 +315,7 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     )
 
 
-def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
+def _mul_mats(bench: _Bench, probe: Probe) -> tuple[P, int, int]:
     """Multiply many distinct weight matrices with one input: the graph, and the bytes and FLOPs of
     a pass."""
     lib = bench.lib
@@ -331,7 +330,7 @@ def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     return bench.graph_of(products), n_matrices * matrix_bytes, flops
 
 
-def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
+def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[P, int, int]:
     """Multiply experts' weights; each token uses its own random ones, the steps of a pass together
     all of them."""
     import numpy as np
@@ -365,7 +364,7 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     return bench.graph_of(products), n_sets * n_read * expert_bytes, flops
 
 
-def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
+def _attentions(bench: _Bench, probe: Probe) -> tuple[P, int, int]:
     """Attention over distinct caches of keys and values in llama.cpp's layout; every token attends
     to all positions.
 
@@ -411,8 +410,8 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
 
 
 def _flash_attention(
-    bench: _Bench, query: Any, keys: Any, values: Any, mask: Any, scale: ctypes.c_float
-) -> Any:
+    bench: _Bench, query: P, keys: P, values: P, mask: P, scale: ctypes.c_float
+) -> P:
     zero = ctypes.c_float(0)
     return P(
         bench.lib.ggml_flash_attn_ext(
@@ -422,8 +421,8 @@ def _flash_attention(
 
 
 def _plain_attention(
-    bench: _Bench, query: Any, keys: Any, values: Any, mask: Any, scale: ctypes.c_float
-) -> Any:
+    bench: _Bench, query: P, keys: P, values: P, mask: P, scale: ctypes.c_float
+) -> P:
     lib = bench.lib
     scores = P(lib.ggml_mul_mat(bench.graphs, keys, query))
     weights = P(lib.ggml_soft_max_ext(bench.graphs, scores, mask, scale, ctypes.c_float(0)))
@@ -439,7 +438,7 @@ GRAPHS = {
 """By the operation of a probe: what builds its graph, and says the bytes and FLOPs of a pass."""
 
 
-def fill(tensor: Any, data: bytes) -> None:
+def fill(tensor: P, data: bytes) -> None:
     ggml().ggml_backend_tensor_set(tensor, data, 0, len(data))
 
 

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core.asked_settings import table
 from lab.core.lists import plural
@@ -39,12 +39,12 @@ FLASH_IS_OFF = ("Flash Attention not supported", "auto, set to disabled")
 
 @dataclass(frozen=True)
 class Loaded:
-    model: Any
-    vocab: Any
+    model: object
+    vocab: object
     n_vocab: int
     bos: int | None  # only if the model adds it before a text
     placement: Placement  # of the weights
-    alive: tuple[Any, ...]  # objects that llama.cpp keeps pointers to
+    alive: tuple[object, ...]  # objects that llama.cpp keeps pointers to
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LlamaContext:
     """A context (KV cache and compute buffers) of a loaded model."""
 
     loaded: Loaded
-    pointer: Any
+    pointer: object
     settings: Settings  # as llama.cpp resolved them
     placement: Placement  # of the context and the weights
 
@@ -72,7 +72,7 @@ def load(path: Path, asked: Settings) -> Loaded:
     return Loaded(model, vocab, n_vocab, bos, placement.read_log(), alive)
 
 
-def _from_file(path: Path, params: Any) -> Any:
+def _from_file(path: Path, params: object) -> object:
     """The model in a file.
 
     LabError with llama.cpp's log, and for a model that does not decode token by token.
@@ -96,13 +96,13 @@ def _from_file(path: Path, params: Any) -> Any:
     return model
 
 
-def _is_embedding_model(model: Any) -> bool:
+def _is_embedding_model(model: object) -> bool:
     arch = _header_text(model, "general.architecture")
     pools = _header_text(model, f"{arch}.pooling_type") not in ("", "0", "-1")
     return pools or _header_text(model, f"{arch}.attention.causal") == "false"
 
 
-def _header_text(model: Any, key: str) -> str:
+def _header_text(model: object, key: str) -> str:
     """A value of the model's header as text; "" if it is not there."""
     value = ctypes.create_string_buffer(256)
     n = llama_cpp().llama_model_meta_val_str(model, key.encode(), value, len(value))
@@ -116,7 +116,7 @@ def describe(loaded: Loaded) -> str | None:
     return buffer.value.decode(errors="replace") or None
 
 
-def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> LlamaContext:
+def new_context(loaded: Loaded, asked: Settings, on_node: object = None) -> LlamaContext:
     """A context with the settings `asked`. LabError with llama.cpp's log if there is none.
 
     `on_node` (ctypes) is called around each operation of each step.
@@ -187,7 +187,7 @@ def context_params(asked: Settings) -> Any:
     return params
 
 
-def decode(context: LlamaContext, batch: Any) -> None:
+def decode(context: LlamaContext, batch: object) -> None:
     """Run one step and wait for its logits.
 
     LabError with the status of llama_decode if it fails.
@@ -196,7 +196,7 @@ def decode(context: LlamaContext, batch: Any) -> None:
     llama_cpp().llama_synchronize(context.pointer)
 
 
-def submit(context: LlamaContext, batch: Any) -> None:
+def submit(context: LlamaContext, batch: object) -> None:
     """Submit one step without waiting, so that devices in a pipeline can start the next one."""
     status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
@@ -326,7 +326,7 @@ def _vocabulary(path: Path) -> _Vocabulary:
     return _Vocabulary(texts, kind, bos, eos)
 
 
-def _check_vocabulary(vocab: Any) -> None:
+def _check_vocabulary(vocab: object) -> None:
     """LabError for a model without a vocabulary (random weights), which aborts llama.cpp."""
     if llama_cpp().llama_vocab_type(vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
         hint = (
@@ -336,7 +336,13 @@ def _check_vocabulary(vocab: Any) -> None:
         raise LabError("This model has no vocabulary, so it cannot read or write text.", hint)
 
 
-Rows = list[tuple[int, Any, list[Any]]]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+    Logit = npt.NDArray[np.float32]
+    Rows = list[tuple[int, npt.NDArray[np.int64], list[Ids]]]
 """A step's rows with logits: the index in the batch, the slot of the chosen token, and the batches
 to copy it into."""
 
@@ -356,10 +362,10 @@ class Logits:
         ith.restype = ctypes.c_void_p
         ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         self._ith = functools.partial(ith, context.pointer)
-        self._views: dict[int, Any] = {}  # by address
+        self._views: dict[int, Logit] = {}  # by address
         self._first = self._view(self._address()) if is_fixed else None
 
-    def row(self, i: int) -> Any:
+    def row(self, i: int) -> Logit:
         """The logits of row i of the last step's batch.
 
         llama.cpp may reorder the rows of several sequences.
@@ -388,7 +394,7 @@ class Logits:
         """Whether the address of the first row has changed."""
         return self._first is not None and self._first.ctypes.data != self._address()
 
-    def _view(self, address: int | None) -> Any:
+    def _view(self, address: int | None) -> Logit:
         import numpy as np
 
         if not address:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import Any
 
 from lab.core.asked_settings import Setting, table
 from lab.core.memory import EXPERTS, override_of
@@ -38,7 +37,7 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", P))
 
 
-def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
+def model_params(params: object, asked: Settings) -> tuple[object, ...]:
     """Copy the settings into a llama_model_params.
 
     Returns the objects that must live as long as the model.
@@ -50,7 +49,7 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
         set_fields(params, load_mode=mode)
     if asked.split_mode is not None:
         set_fields(params, split_mode=SPLIT_MODES[asked.split_mode])
-    arrays: list[Any] = []
+    arrays: list[object] = []
     if asked.tensor_split is not None:
         shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
         set_fields(params, tensor_split=shares)
@@ -66,14 +65,14 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
     return tuple(arrays)
 
 
-def copy_setting(asked: Settings, setting: Setting, params: Any, name: str | None) -> None:
+def copy_setting(asked: Settings, setting: Setting, params: object, name: str | None) -> None:
     """Copy the value of a setting into this field of llama.cpp's parameters, unless it is None."""
     value = getattr(asked, setting.recorded)
     if name is not None and value is not None:
         set_fields(params, **{name: value})
 
 
-def _devices(asked: Settings) -> Any:
+def _devices(asked: Settings) -> ctypes.Array[P]:
     """The devices for layers, ended by a null pointer.
 
     With 0 layers and no list, a GPU build would keep the weights in memory that its GPU can read,
@@ -85,7 +84,7 @@ def _devices(asked: Settings) -> Any:
     return (P * (len(handles) + 1))(*handles, None)
 
 
-def _overrides(asked: Settings) -> Any:
+def _overrides(asked: Settings) -> ctypes.Array[_Override]:
     """The tensors that go to another memory, ended by an empty override; the first match counts."""
     on_cpu = devices.memory_of(None)
     overrides = []

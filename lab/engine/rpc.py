@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import Any
 
 from lab.core.files import exists
 from lab.engine.bindings import P, ggml, llama_cpp
@@ -42,10 +41,11 @@ def address_of(function: str) -> int:
     return int(ggml().ggml_backend_reg_get_proc_address(P(registry), function.encode()))
 
 
-def _load() -> Any:
+def _load() -> int | None:
     """Load the RPC library that lies beside llama.cpp's; None if there is none."""
     folder = Path(llama_cpp()._lib._name).parent
     for name in FILE_NAMES:
         if exists(folder / name):
-            return ggml().ggml_backend_load(os.fsencode(folder / name))
+            handle: int | None = ggml().ggml_backend_load(os.fsencode(folder / name))
+            return handle
     return None

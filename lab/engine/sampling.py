@@ -16,15 +16,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.core.record import COPY, FORGET
 from lab.core.sampling import NEED_VOCABULARY, Sampling
 from lab.core.script import Operation
 from lab.engine import devices
 from lab.engine.bindings import gbnf_of_schema, llama_cpp
-from lab.engine.llama import LlamaContext, Loaded, Logits, Rows
+from lab.engine.llama import LlamaContext, Loaded, Logits
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from lab.engine.llama import Rows
 
 ROOT = b"root"
 DRY_BASE = 1.75
@@ -62,7 +68,7 @@ def grammar(text: str, is_schema: bool) -> list[str]:
     return text.splitlines()
 
 
-def _compiled(vocab: Any, text: str) -> tuple[Any, str]:
+def _compiled(vocab: object, text: str) -> tuple[object, str]:
     """A sampler of a grammar, or none, and what llama.cpp printed of it: it logs no reason."""
     devices.clear_log()
     with tempfile.TemporaryFile() as printed:
@@ -133,7 +139,7 @@ class Chain:
             return int(self._lib.llama_sampler_sample(self.pointer, self._context, row))
         return self._choose_and_check(logits.row(row))
 
-    def _choose_and_check(self, logits: Any) -> int:
+    def _choose_and_check(self, logits: npt.NDArray[np.float32]) -> int:
         lib = self._lib
         candidates = self._candidates
         candidates.fill(logits)
@@ -179,7 +185,7 @@ class Candidates:
         data = tokens.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         self._array = lib.llama_token_data_array(data=data, size=n_vocab)
 
-    def fill(self, logits: Any) -> None:
+    def fill(self, logits: npt.NDArray[np.float32]) -> None:
         """Begin anew with a row of logits."""
         ctypes.memmove(self._data, self._unsorted, len(self._unsorted))
         self._logits[:] = logits
@@ -187,10 +193,10 @@ class Candidates:
         self._array.selected = -1
         self._array.sorted = False
 
-    def apply(self, sampler: Any) -> None:
+    def apply(self, sampler: object) -> None:
         llama_cpp().llama_sampler_apply(sampler, ctypes.byref(self._array))
 
-    def chosen_by(self, chain: Any) -> int:
+    def chosen_by(self, chain: object) -> int:
         """The token that a chain selects."""
         self.apply(chain)
         return int(self._array.data[self._array.selected].id)
@@ -207,7 +213,7 @@ def _chain_params() -> Any:
     return params
 
 
-def new_chain(loaded: Loaded, sampling: Sampling) -> Any:
+def new_chain(loaded: Loaded, sampling: Sampling) -> object:
     """llama.cpp's chain as llama-server builds it, without the grammar."""
     lib = llama_cpp()
     chain = lib.llama_sampler_chain_init(_chain_params())
@@ -222,7 +228,7 @@ def new_chain(loaded: Loaded, sampling: Sampling) -> Any:
     return chain
 
 
-def _mirostat(loaded: Loaded, sampling: Sampling) -> list[Any]:
+def _mirostat(loaded: Loaded, sampling: Sampling) -> list[object]:
     lib = llama_cpp()
     temperature = lib.llama_sampler_init_temp(sampling.temp)
     if sampling.mirostat == 2:
@@ -234,14 +240,14 @@ def _mirostat(loaded: Loaded, sampling: Sampling) -> list[Any]:
     return [temperature, last]
 
 
-def _sampler(name: str, loaded: Loaded, sampling: Sampling) -> Any:
+def _sampler(name: str, loaded: Loaded, sampling: Sampling) -> object:
     """The sampler of a name; None for one that is off and would read texts."""
     lib = llama_cpp()
     if name in NEED_VOCABULARY:
         if name == "infill":
             return lib.llama_sampler_init_infill(loaded.vocab)
         return _dry(loaded, sampling) if sampling.dry_multiplier else None
-    makers: dict[str, Callable[[], Any]] = {
+    makers: dict[str, Callable[[], object]] = {
         "penalties": lambda: lib.llama_sampler_init_penalties(
             loaded.n_vocab,
             sampling.repeat_last_n,
@@ -262,7 +268,7 @@ def _sampler(name: str, loaded: Loaded, sampling: Sampling) -> Any:
     return makers[name]()
 
 
-def _dry(loaded: Loaded, sampling: Sampling) -> Any:
+def _dry(loaded: Loaded, sampling: Sampling) -> object:
     breakers = (ctypes.c_char_p * len(DRY_BREAKERS))(*DRY_BREAKERS)
     return llama_cpp().llama_sampler_init_dry(
         loaded.vocab,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from lab.core.files import data_file
 from lab.core.layers import has_delta_nets, with_layers
@@ -28,6 +28,12 @@ from lab.models.architectures import Row
 from lab.models.candidates import quantization_of
 from lab.models.catalog import Dimensions, Entry
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from gguf import GGUFWriter
+
+    Bytes = npt.NDArray[np.uint8]
 QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
 """What the lab writes directly, with LLAMA_FTYPE_* of llama.h.
 
@@ -407,10 +413,10 @@ def write(
 
 
 def _add_header(
-    writer: Any, shape: Dimensions, quantization: str, planned: list[PlannedTensor]
+    writer: GGUFWriter, shape: Dimensions, quantization: str, planned: list[PlannedTensor]
 ) -> None:
     """Give a gguf.GGUFWriter the keys and the table of tensors."""
-    keys: dict[str, Any] = {
+    keys: dict[str, object] = {
         # Neutral: from some names llama.cpp derives a family, and then expects its tokens.
         "name": "random weights",
         "file_type": QUANTIZATIONS[quantization],
@@ -440,15 +446,15 @@ def _add_header(
     further = architectures.header(shape)
     keys["head_count_kv"] = further.pop("attention.head_count_kv", shape.n_head_kv)
     keys["feed_forward_length"] = further.pop("feed_forward_length", shape.n_ff)
-    for name, value in keys.items():
-        if value is not None:
-            getattr(writer, f"add_{name}")(value)
+    for name, known in keys.items():
+        if known is not None:
+            getattr(writer, f"add_{name}")(known)
     for name, item in further.items():
         _add_key(writer, f"{shape.arch}.{name}", item)
     _add_tensors(writer, planned)
 
 
-def _add_tensors(writer: Any, planned: list[PlannedTensor]) -> None:
+def _add_tensors(writer: GGUFWriter, planned: list[PlannedTensor]) -> None:
     """Give a gguf.GGUFWriter the table of tensors."""
     import gguf
     import numpy as np
@@ -462,7 +468,7 @@ def _add_tensors(writer: Any, planned: list[PlannedTensor]) -> None:
         )
 
 
-def _add_key(writer: Any, key: str, value: architectures.Value) -> None:
+def _add_key(writer: GGUFWriter, key: str, value: architectures.Value) -> None:
     """Give a gguf.GGUFWriter a key, in the type that llama.cpp expects."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
@@ -477,7 +483,9 @@ def _add_key(writer: Any, key: str, value: architectures.Value) -> None:
 class _RandomArray:
     """Acts as an array for the writer, but draws the random weights only when they are written."""
 
-    def __init__(self, tensor: PlannedTensor, generator: Any, sharpness: float) -> None:
+    def __init__(
+        self, tensor: PlannedTensor, generator: np.random.Generator, sharpness: float
+    ) -> None:
         self._tensor = tensor
         self._centre = 1.0  # of a vector's weights
         if tensor.name == "output_norm.weight":
@@ -499,7 +507,7 @@ class _RandomArray:
             file.write(weights.data)
 
 
-def _around(centre: float, n: int, generator: Any) -> Any:
+def _around(centre: float, n: int, generator: np.random.Generator) -> Bytes:
     """n random F32 numbers around a centre, as bytes."""
     import numpy as np
 
@@ -507,7 +515,7 @@ def _around(centre: float, n: int, generator: Any) -> Any:
     return (np.float32(centre) * spread).view(np.uint8)
 
 
-def _matrix_weights(kind: str, n: int, scale: float, generator: Any) -> Any:
+def _matrix_weights(kind: str, n: int, scale: float, generator: np.random.Generator) -> Bytes:
     """n random weights with standard deviation `scale`, as the bytes of a type."""
     import numpy as np
 
@@ -523,17 +531,17 @@ def _matrix_weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     return _blocks(kind, n, scale, generator)
 
 
-def _random_bytes(n: int, generator: Any) -> Any:
+def _random_bytes(n: int, generator: np.random.Generator) -> Bytes:
     import numpy as np
 
     return generator.bit_generator.random_raw(math.ceil(n / 8)).view(np.uint8)[:n]
 
 
-def _blocks(kind: str, n: int, scale: float, generator: Any) -> Any:
+def _blocks(kind: str, n: int, scale: float, generator: np.random.Generator) -> Bytes:
     """n random weights in the block layouts of ggml-common.h, as bytes."""
     import numpy as np
 
-    def write_factors(at: int, factors: Any) -> None:
+    def write_factors(at: int, factors: npt.NDArray[np.float64]) -> None:
         halves = factors.astype(np.float16).reshape(-1, 1)
         blocks[:, at : at + 2] = halves.view(np.uint8)
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp
@@ -23,11 +23,15 @@ from lab.features.quant.lines import Divergence, Stretch
 N_ROWS = 16
 """Rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits."""
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 CHANGES_CACHE = re.compile(r"attn_rot|hadam|rotat", re.IGNORECASE)
 """Of a line of llama.cpp's log; its forks have other words for the same."""
 
 
-def logits(context: LlamaContext, stretch: Stretch) -> Any:
+def logits(context: LlamaContext, stretch: Stretch) -> npt.NDArray[np.float32] | None:
     """The logits at the scored places of a stretch, as rows in llama.cpp's memory; None for no
     such places.
 
@@ -100,7 +104,11 @@ def cache_log(context: LlamaContext) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))
 
 
-def divergence(reference: Any, candidate: Any, next_tokens: Sequence[int]) -> Divergence:
+def divergence(
+    reference: npt.NDArray[np.float32],
+    candidate: npt.NDArray[np.float32],
+    next_tokens: Sequence[int],
+) -> Divergence:
     """Arithmetic on two arrays of logits with a row for each position, and the text's next tokens.
 
     LabError for logits that are not numbers.
@@ -129,10 +137,11 @@ def divergence(reference: Any, candidate: Any, next_tokens: Sequence[int]) -> Di
     return Divergence(rounded, n_same, nll / len(candidate), reference_nll / len(candidate))
 
 
-def log_softmax(rows: Any) -> Any:
+def log_softmax(logits_of_rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """The logarithm of softmax of each row, in 64 bits."""
     import numpy as np
 
-    rows = np.asarray(rows, dtype=np.float64)
+    rows = np.asarray(logits_of_rows, dtype=np.float64)
     rows = rows - rows.max(axis=-1, keepdims=True)
-    return rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    softmax: npt.NDArray[np.float64] = rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    return softmax

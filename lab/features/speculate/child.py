@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY
 from lab.core.script import Operation, Shape
@@ -24,6 +24,10 @@ from lab.engine import llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import LlamaContext, Logits
 from lab.engine.loop import Action
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 N_GRAMS = (3, 2)
 """Lengths of the token sequences to look up, in this order. Single tokens repeat too often to
@@ -74,7 +78,7 @@ class Speculator:
         context: LlamaContext,
         draft: LlamaContext | None,
         logits: Mapping[bool, Logits],
-        tokens: Any,
+        tokens: npt.NDArray[np.int64],
     ) -> None:
         self._context = context
         self._draft = draft
@@ -170,7 +174,7 @@ class Speculator:
                 return
 
 
-def _batch(ids: Sequence[int], first_output: int) -> Any:
+def _batch(ids: Sequence[int], first_output: int) -> object:
     """A llama_batch of sequence 0; tokens from `first_output` on get logits.
 
     llama.cpp counts the positions. The pointers keep their arrays alive.

@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lab.engine import kernels, llama
 from lab.engine.bindings import TensorStruct, ggml, llama_cpp
@@ -46,7 +46,7 @@ class Recorder:
     steps: list[list[Node]] = field(default_factory=lambda: [[]])
     problem: LabError | None = None
 
-    def on_node(self, address: int, asks: bool, _: Any) -> bool:
+    def on_node(self, address: int, asks: bool, _: object) -> bool:
         self.stamps.append(time.perf_counter_ns())
         if asks and len(self.steps) <= self.n_steps and self.problem is None:
             try:
@@ -193,7 +193,12 @@ VALUES = "Vcur"
 READ_TENSORS = (WEIGHTS, KEYS, VALUES)
 """The tensors that `look` reads, as llama.cpp names them before a hyphen and the layer."""
 
-Tensors = dict[tuple[str, int], Any]  # the numbers of a tensor, by its name and layer
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.float32]
+    Tensors = dict[tuple[str, int], Numbers]  # of a tensor, by its name and layer
 
 
 class Reader:
@@ -204,7 +209,7 @@ class Reader:
         self._callback = llama_cpp().ggml_backend_sched_eval_callback(self.on_node)
         self.context = llama.new_context(context.loaded, context.settings, self._callback)
 
-    def on_node(self, address: int, asks: bool, _: Any) -> bool:
+    def on_node(self, address: int, asks: bool, _: object) -> bool:
         name = ggml().ggml_get_name(address).decode(errors="replace")
         match = re.fullmatch(rf"({'|'.join(READ_TENSORS)})-(\d+)", name)
         if match and not asks:  # of several operations with this name the last one
@@ -222,7 +227,7 @@ class Reader:
         return dict(self.tensors)
 
 
-def _numbers(address: int) -> Any:
+def _numbers(address: int) -> Numbers:
     """A copy of a tensor's numbers, the outer dimension first; it may be a view with gaps."""
     import numpy as np
 
@@ -280,7 +285,7 @@ def _layers(tensors: Tensors) -> list[int]:
     return layers
 
 
-def _change(before: Any, after: Any, n_tokens: int, which: slice) -> float:
+def _change(before: Numbers, after: Numbers, n_tokens: int, which: slice) -> float:
     """The length of the difference between K (or V) of some tokens, over the length before."""
     import numpy as np
 
@@ -318,7 +323,7 @@ def _node(address: int) -> Node:
     return Node(op, _operand(tensor), tuple(sources), _buffer_name(tensor))
 
 
-def _operand(tensor: Any) -> Operand:
+def _operand(tensor: TensorStruct) -> Operand:
     lib = ggml()
     sizes = tuple(tensor.ne)
     n_bytes = lib.ggml_row_size(tensor.type, sizes[0]) * math.prod(sizes[1:])
@@ -326,7 +331,7 @@ def _operand(tensor: Any) -> Operand:
     return Operand(tensor.name.decode(errors="replace"), type_name, sizes, n_bytes)
 
 
-def _buffer_name(tensor: Any) -> str:
+def _buffer_name(tensor: TensorStruct) -> str:
     """The kind of buffer that a tensor, or the tensor that it views, lies in; "" if unknown."""
     lib = ggml()
     buffer = tensor.buffer

@@ -12,14 +12,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.features.tune.choices import Choice, Timing, TunedPhase
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
-    Array = np.ndarray[Any, np.dtype[np.float64]]
+    Array = npt.NDArray[np.float64]
 
 SINGLE = 0.3
 PAIR = 0.12

@@ -20,8 +20,9 @@ from lab.features.tune.effects import effects
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
-    Array = np.ndarray[Any, np.dtype[np.float64]]
+    Array = npt.NDArray[np.float64]
 
 PER_BLOCK = 6  # choices in a block besides the default
 ENOUGH = 2  # runs of the best choice that end the search

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import ModuleType
 from typing import Any
 
 from lab.engine import llama
@@ -61,7 +62,7 @@ def rendered(context: LlamaContext, fields: dict[str, Any]) -> str:
         ) from None
 
 
-def token_text(lib: Any, vocab: Any, token: int) -> str:
+def token_text(lib: ModuleType, vocab: object, token: int) -> str:
     """The text of a special token; nothing if the model has none."""
     if token < 0:
         return ""
