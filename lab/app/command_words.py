@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -73,7 +73,7 @@ def _findable(word: str) -> str:
     return catalog.elsewhere(word) if is_name else word
 
 
-def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[str]:
+def words_of_values(command: click.Command, values: Mapping[str, object]) -> list[str]:
     """The command for values by the names of its parameters, without defaults and secrets."""
     arguments = [str(command.name)]
     for parameter in command.params:

@@ -113,7 +113,9 @@ def _read(name: str, value: object, annotation: str) -> object:
     return value
 
 
-def _settings(keywords: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, object]:
+def _settings(
+    keywords: Mapping[str, object], declared: Mapping[str, str]
+) -> dict[str, object]:
     """Keywords beyond the parameters: settings by their table, others by their declared type."""
     values = arguments.settings(keywords)
     for name, value in values.items():
@@ -122,10 +124,10 @@ def _settings(keywords: Mapping[str, Any], declared: Mapping[str, str]) -> dict[
     return values
 
 
-def _variants(name: str, variants: Any, known_names: list[str]) -> list[dict[str, object]]:
+def _variants(name: str, variants: object, known_names: list[str]) -> list[dict[str, object]]:
     """The variants of a trial, each a mapping of settings."""
+    values: list[Any] = list(variants) if arguments.is_sequence(variants) else []
     is_list = arguments.is_sequence(variants)
-    values = list(variants) if is_list else []
     if not is_list or not all(isinstance(variant, Mapping) for variant in values):
         allowed = 'a list of settings, such as [{"threads": 1}, {"threads": 2}]'
         raise arguments.refused("variants", variants, allowed)

@@ -135,7 +135,9 @@ class Experiment:
         """Whether a line of a results file is one of its runs."""
         return is_plain(line) and line.run.experiment == self.name
 
-    def measure(self, options: Mapping[str, Any], out: StrPath, watch: Watch) -> list[Record]:
+    def measure(
+        self, options: Mapping[str, object], out: StrPath, watch: Watch
+    ) -> list[Record]:
         """Plan and measure what a function of the package was asked for."""
         with self.planning(out) as plan, storing(words_of_values(self.as_command(), options)):
             return session.carry_out(lambda worker: plan(worker, **options), out, watch)

@@ -84,7 +84,7 @@ def prediction_errors(
 def plot_series(
     ax: Axes,
     name: str,
-    style: dict[str, object],
+    style: canvas.Style,
     measured: Iterable[MeasuredPoint],
     medians: Iterable[Point],
     predicted: Iterable[Point],

@@ -104,7 +104,7 @@ class Command(click.Command):
             )
             self.params.append(option)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command; what it measures holds the words that asked for it."""
         from lab.app.command_words import words_of_command
         from lab.core.stored_command import storing

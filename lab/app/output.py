@@ -51,10 +51,10 @@ class Output:
         failed: bool = False,
         shown: Sequence[Section] | None = None,
         tables: Callable[[Console], object] | None = None,
-        document: Callable[[], dict[str, Any]] | None = None,
+        document: Callable[[], dict[str, object]] | None = None,
         at_least: float | None = None,
         sentences: Sequence[str] = (),
-        **more: Any,
+        **more: object,
     ) -> None:
         """Print the tables, then draw, which may fail, and name the files; or print one document.
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 from lab import feature_list
 from lab.core.lists import plural
@@ -113,7 +113,7 @@ def setup_of(cls: type[Setup], case: Case) -> Setup:
     return cls(**values)
 
 
-def _parsed(name: str, value: Value, expected: Any) -> Any:
+def _parsed(name: str, value: Value, expected: type) -> object:
     """A value of a case as its field of the setup has it. ValueError for a wrong type."""
     if expected == NUMBERS:
         if not isinstance(value, str):

@@ -130,7 +130,7 @@ def parse_line(line: bytes) -> Line:
     return parsed
 
 
-def check_schema(schema: Any) -> None:
+def check_schema(schema: object) -> None:
     """ValueError for a line of another version of the lab, or of something else."""
     if type(schema) is not int or schema < 1:
         raise ValueError("it is not a record of the lab (no schema number)")

@@ -223,7 +223,7 @@ class _Preparation:
         self._n_chosen += 1
         return self._slots[index], self._targets[index]
 
-    def _batch(self, parts: Sequence[Part]) -> Any:
+    def _batch(self, parts: Sequence[Part]) -> object:
         """A llama_batch of the parts; llama.cpp counts the positions."""
         import numpy as np
 

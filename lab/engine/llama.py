@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core.asked_settings import table
 from lab.core.lists import plural
@@ -167,7 +167,7 @@ def _flash_attn(asked: str) -> str | None:
     return None
 
 
-def context_params(asked: Settings) -> Any:
+def context_params(asked: Settings) -> ctypes.Structure:
     lib = llama_cpp()
     params = lib.llama_context_default_params()
     type_k, type_v = asked.cache_types
@@ -184,7 +184,8 @@ def context_params(asked: Settings) -> Any:
     )
     for setting in table().values():
         placement.copy_setting(asked, setting, params, setting.context_param)
-    return params
+    structure: ctypes.Structure = params
+    return structure
 
 
 def decode(context: LlamaContext, batch: object) -> None:

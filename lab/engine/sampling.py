@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.record import COPY, FORGET
 from lab.core.sampling import NEED_VOCABULARY, Sampling
@@ -207,7 +207,7 @@ def _n_remembered(sampling: Sampling) -> int:
     return max(sampling.repeat_last_n, DRY_LAST_N)
 
 
-def _chain_params() -> Any:
+def _chain_params() -> object:
     params = llama_cpp().llama_sampler_chain_default_params()
     params.no_perf = True
     return params

@@ -54,7 +54,7 @@ class AbSettings(EngineSettings, SamplerSettings, total=False):
 
 
 def ab(
-    variants: Sequence[Mapping[str, Any]],
+    variants: Sequence[Mapping[str, object]],
     prompt_len: Numbers = "256",
     gen: int = 32,
     repeat: int = N_BLOCKS,

@@ -236,7 +236,7 @@ def through_server(context: click.Context, url: str, options: dict[str, Any]) ->
     server.carry_out(url, plan, model, options)
 
 
-def is_of_volley(record: Any) -> bool:
+def is_of_volley(record: object) -> bool:
     """Whether a line of a results file is a request of `lab batch --url`."""
     return isinstance(record, RequestRecord) and record.experiment == batches.NAME
 

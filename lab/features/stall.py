@@ -15,7 +15,7 @@ sequence 0, the streams are 1, 2, ...
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -527,9 +527,7 @@ def drawn_chunks(chunks: set[int | None]) -> list[int | None]:
     return [ordered[round(panel * stride)] for panel in range(MOST_CHUNKS)]
 
 
-def draw_gaps(
-    ax: Axes, runs: Sequence[StallRun], style: Mapping[str, Any], label: str
-) -> None:
+def draw_gaps(ax: Axes, runs: Sequence[StallRun], style: canvas.Style, label: str) -> None:
     """Draw the gaps of the runs of a case as points, the median of each token as a line, and the
     first token.
     """

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from lab.core import phases
 from lab.core.lines import to_json
@@ -52,13 +51,14 @@ DEFAULTS = {
 """What the lab leaves at llama.cpp's defaults, as llama-bench words these."""
 
 
-def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+def rows(records: Iterable[Record]) -> list[dict[str, object]]:
     """A row per setup and test: llama-bench's columns, `samples_ns` and `samples_ts`.
 
     What is unknown is None.
     """
-    tests: dict[str, dict[str, Any]] = {}
+    tests: dict[str, dict[str, object]] = {}
     samples: dict[str, list[int]] = {}
+    n_tokens: dict[str, int] = {}
     for record in records:
         setup = setup_of(record)
         for run in timed_lengths(record.run):
@@ -67,12 +67,13 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
                 key = test_key(record, run, row)
                 tests.setdefault(key, row | {"test_time": run.started_at})
                 samples.setdefault(key, []).append(ns)
+                n_tokens[key] = sizes["n_prompt"] + sizes["n_gen"]
     for key, row in tests.items():
-        row |= statistics_of(samples[key], row["n_prompt"] + row["n_gen"])
+        row |= statistics_of(samples[key], n_tokens[key])
     return list(tests.values())
 
 
-def as_json(rows: Sequence[dict[str, Any]]) -> str:
+def as_json(rows: Sequence[dict[str, object]]) -> str:
     """The rows as llama-bench -o json prints them."""
     return json.dumps(rows, indent=2) + "\n"
 
@@ -98,7 +99,7 @@ def phases_of(run: Run) -> list[tuple[int, dict[str, int]]]:
     return tests
 
 
-def setup_of(record: Record) -> dict[str, Any]:
+def setup_of(record: Record) -> dict[str, object]:
     """The columns of machine, model and settings."""
     settings = record.settings
     model = record.model
@@ -106,7 +107,7 @@ def setup_of(record: Record) -> dict[str, Any]:
     gpus = machine.accelerators(here.devices)
     backends = [device.name.rstrip("0123456789") for device in gpus or here.devices]
     commit = here.llama_cpp_commit
-    columns: dict[str, Any] = {
+    columns: dict[str, object] = {
         **dict.fromkeys(COLUMNS),
         **DEFAULTS,
         "build_commit": commit and commit.partition("-")[0],  # without -dirty

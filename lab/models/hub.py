@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lab.core import split_files
@@ -27,6 +27,9 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.models.candidates import NO_MODELS, ListedFile, helper_kind
 from lab.models.catalog import HUB, ModelFile
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 HOME = "https://huggingface.co"
 # More than any model's header: a vocabulary of 262,144 tokens takes 16 MB
@@ -164,7 +167,11 @@ def _pull_file(remote: HubFile, watch: ShowTransfer) -> ModelFile:
 
 
 def _download(
-    remote: HubFile, url: str, announced: Any, sha256: str | None, watch: ShowTransfer
+    remote: HubFile,
+    url: str,
+    announced: Any,
+    sha256: str | None,
+    watch: ShowTransfer,
 ) -> None:
     """Put the bytes of a file into the cache, under the name that the library gives them.
 
@@ -621,7 +628,7 @@ def _no_hub() -> LabError:
     return LabError(what, hint)
 
 
-def _rejected(problem: Any, remote: HubFile) -> LabError:
+def _rejected(problem: HfHubHTTPError, remote: HubFile) -> LabError:
     """The LabError for an error answer.
 
     Without a token, the hub does not tell missing repos from private ones.
@@ -659,7 +666,7 @@ def _rejected(problem: Any, remote: HubFile) -> LabError:
     return LabError(what, f"See {page}")
 
 
-def _bytes_refused(problem: Any, remote: HubFile) -> LabError:
+def _bytes_refused(problem: HfHubHTTPError, remote: HubFile) -> LabError:
     """The LabError for an error answer of the server to which the hub redirects a download."""
     status = problem.response.status_code
     server = f"The server {problem.response.url.host}, which has the bytes for the hub,"
@@ -671,7 +678,7 @@ def _bytes_refused(problem: Any, remote: HubFile) -> LabError:
     return LabError(what, f"{PULL_LATER} If this repeats, see {HOME}/{remote.repo}")
 
 
-def _forbidden(problem: Any, remote: HubFile) -> LabError:
+def _forbidden(problem: HfHubHTTPError, remote: HubFile) -> LabError:
     """The LabError for an answer 403 of a repo that is not gated."""
     headers = problem.response.headers
     reason = headers.get("X-Error-Message")
@@ -743,13 +750,14 @@ def _unreachable(problem: Exception) -> LabError:
     return LabError(_without_password(what), hint)
 
 
-def _http_error() -> Any:
+def _http_error() -> type[Exception]:
     """The class of what the HTTP client raises: httpx, or httpx2 since 2.0 of the library, which
     imports the class from the one in use."""
     from huggingface_hub import errors
 
     library: Any = errors
-    return library.HTTPError
+    error: type[Exception] = library.HTTPError
+    return error
 
 
 @contextmanager

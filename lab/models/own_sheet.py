@@ -12,7 +12,6 @@ import statistics
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from lab.core import files
 from lab.core.lists import join_and
@@ -159,7 +158,7 @@ def table_of(document: dict[str, object], path: str | Path) -> dict[str, object]
     return machine
 
 
-def text_of(machine: dict[str, Any], key: str, path: str | Path) -> str:
+def text_of(machine: dict[str, object], key: str, path: str | Path) -> str:
     """A text of the table, printable and in one line; "" if it is missing."""
     value = machine.get(key, "")
     if not isinstance(value, str):
@@ -182,14 +181,15 @@ def row_of(entry: object, path: str | Path) -> SheetRow:
     return SheetRow(lesson, figure, value, guess)
 
 
-def number_of(entry: dict[str, Any], key: str, path: str | Path) -> float:
-    value: Any = entry.get(key)
-    is_number = type(value) in (int, float)
-    if not is_number or not SMALLEST <= value <= LARGEST:  # also for NaN
-        raise not_a_sheet(
-            path, f"{key} of {entry['figure']} is {value!r}, not a number above 0"
-        )
-    return float(value)
+def number_of(entry: dict[str, object], key: str, path: str | Path) -> float:
+    value = entry.get(key)
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and SMALLEST <= value <= LARGEST  # false for NaN
+    ):
+        return float(value)
+    raise not_a_sheet(path, f"{key} of {entry['figure']} is {value!r}, not a number above 0")
 
 
 def not_a_sheet(path: str | Path, why: str) -> LabError:

@@ -148,7 +148,7 @@ def like_quantization(quantization: str) -> LikeQuantization | None:
     if name in quantizations("types"):
         return LikeQuantization(name)
     plain = quantization_of(name.removeprefix("UD-"))
-    others: dict[str, Any] = quantizations("others")
+    others = quantizations("others")
     if plain in others:
         return LikeQuantization(*others[plain])
     if plain in quantizations("types"):

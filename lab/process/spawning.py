@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 from lab.errors import LabError
 
@@ -48,16 +48,15 @@ def start(
     # In a process group of its own, Ctrl-C does not reach the child. It stays in the session: Linux
     # shares processor time among sessions, and divides a session's share among its threads. Beside
     # a busy program of another session two spinning threads then take turns on one core.
-    group: dict[str, Any] = {"process_group": 0}
-    if os.name == "nt":
-        group = {"creationflags": CREATE_NEW_PROCESS_GROUP}
+    is_windows = os.name == "nt"
     return subprocess.Popen(
         [*launcher, sys.executable, "-P", "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
         env=env,
-        **group,
+        process_group=None if is_windows else 0,
+        creationflags=CREATE_NEW_PROCESS_GROUP if is_windows else 0,
     )
 
 
@@ -149,16 +148,16 @@ def serve(
 
 
 def _answering(
-    start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]],
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    start: Callable[[], Callable[[dict[str, object]], dict[str, object]]],
+) -> Callable[[dict[str, object]], dict[str, object]]:
     """The function that `start` returns, with a LabError as a reply."""
     try:
         answer = start()
     except LabError as problem:
-        broken = {"error": problem.what, "hint": problem.hint}
+        broken: dict[str, object] = {"error": problem.what, "hint": problem.hint}
         return lambda request: broken
 
-    def reply(request: dict[str, Any]) -> dict[str, object]:
+    def reply(request: dict[str, object]) -> dict[str, object]:
         try:
             return answer(request)
         except LabError as problem:

@@ -133,7 +133,7 @@ class Worker:
             )
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._listener = threading.Thread(
             target=listen, args=(self._process, self._pids, self._replies), daemon=True
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from lab.remote.formats import as_dict, as_list
 
@@ -96,11 +95,11 @@ def messages_of(body: Mapping[str, object]) -> Iterator[tuple[int, Message]]:
             yield index, as_dict(message)
 
 
-def messages_of_parts(role: str, parts: list[Any]) -> Iterator[Message]:
+def messages_of_parts(role: str, parts: list[object]) -> Iterator[Message]:
     """A message of the Messages API: its results of tools are messages of their own."""
     message: Message = {"role": role}
-    content: list[Any] = []
-    calls: list[Any] = []
+    content: list[object] = []
+    calls: list[object] = []
     results: list[Message] = []
     thoughts = ""
     for part in map(as_dict, parts):
@@ -186,7 +185,7 @@ def as_chat_part(part: dict[str, object]) -> dict[str, object]:
     return part
 
 
-def as_chat_tool(tool: dict[str, Any]) -> dict[str, object]:
+def as_chat_tool(tool: dict[str, object]) -> dict[str, object]:
     """A tool as a chat has it."""
     if "function" in tool:
         return tool

@@ -10,7 +10,8 @@ of the type thinking); openrouter.ai/docs (reasoning_details); docs.litellm.ai (
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from lab.core import request as kinds
 
@@ -37,7 +38,7 @@ class Content(NamedTuple):
     text: str  # with reasoning
 
 
-def content_of(choice: dict[str, Any]) -> Content:
+def content_of(choice: Mapping[str, object]) -> Content:
     """The content of a choice in a streamed chunk, of a chat or a completion."""
     delta = choice.get("delta")
     fields = delta if isinstance(delta, dict) else {"content": delta}

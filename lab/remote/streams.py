@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from lab.core import request as kinds
 from lab.core.lists import first_known
@@ -77,8 +76,8 @@ class StreamReader:
         self._sent_ns = sent_ns
         self._rows: list[EventRow] = []
         self._texts: list[str] = []
-        self._usage: dict[str, Any] = {}
-        self._timings: dict[str, Any] = {}
+        self._usage: dict[str, object] = {}
+        self._timings: dict[str, object] = {}
         self._totals = dict.fromkeys(_RUNNING_TOTALS, 0)
         self._is_whole_message = False
         self._reason: str | None = None
@@ -173,7 +172,7 @@ class StreamReader:
 
     def _kind_of(
         self,
-        choice: dict[str, Any],
+        choice: dict[str, object],
         n_tokens: dict[str, int | None],
         is_last: bool,
         has_usage: bool,

@@ -12,7 +12,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab import feature_list
 from lab.core import stats
@@ -96,7 +96,7 @@ def blocks(record: Record) -> pd.DataFrame | None:
     return chosen[~_is_after_end(record, choosing, chosen)]
 
 
-def _is_after_end(record: Record, choosing: Choosing, chosen: pd.DataFrame) -> Any:
+def _is_after_end(record: Record, choosing: Choosing, chosen: pd.DataFrame) -> pd.Series:
     """Whether each step came after the end of the first sequence's answer.
 
     After the end of a grammar's text only one token is possible, again and again.

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lab.core import files, sampling, shell
 from lab.core.asked_settings import SLEEP, AskedSettings, flag, table
@@ -130,7 +129,7 @@ def folder() -> Path:
     return files.user_folder(find, FOLDER) / "settings"
 
 
-def save(name: str, settings: Mapping[str, Any]) -> Path:
+def save(name: str, settings: Mapping[str, object]) -> Path:
     """Keep settings (keywords of AskedSettings) under a name, in the place of earlier ones; returns
     the file."""
     path = path_of(name)

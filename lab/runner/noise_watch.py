@@ -187,7 +187,7 @@ class GpuWatch:
     def __init__(self, lab: Collection[int]) -> None:
         self._lab = frozenset(lab)
         self._nvml: Any = None
-        self._handles: list[Any] = []
+        self._handles: list[object] = []
         with suppress(ImportError):
             import pynvml
 
@@ -211,7 +211,7 @@ class GpuWatch:
             if percent is not None:
                 self._most_percent[index] = max(percent, self._most_percent[index] or 0)
 
-    def _others_percent(self, handle: Any) -> int | None:
+    def _others_percent(self, handle: object) -> int | None:
         """The part of a GPU's time that others used lately.
 
         None if NVML does not say it, or does not list the engine (its process ids are then of
@@ -247,7 +247,7 @@ class GpuWatch:
             gpus.append(Gpu(str(name), self._slowed_by(handle), percent))
         return tuple(gpus)
 
-    def _slowed_by(self, handle: Any) -> str | None:
+    def _slowed_by(self, handle: object) -> str | None:
         """What limits a GPU's clock."""
         bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
         reasons = [reason for bit, reason in SLOWED_BY.items() if bits & bit]
@@ -259,7 +259,7 @@ class GpuWatch:
         ask = functools.partial(self._ask, "nvmlDeviceGetTotalEnergyConsumption")
         return [functools.partial(ask, handle) for handle in self._handles]
 
-    def _ask(self, function: str, *arguments: Any) -> Any:
+    def _ask(self, function: str, *arguments: object) -> Any:
         """NVML's answer; None if this driver or GPU does not support the function."""
         try:
             return getattr(self._nvml, function)(*arguments)

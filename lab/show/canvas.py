@@ -17,13 +17,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lab.core import results
 from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
 COLOURS = (
@@ -89,13 +92,18 @@ HANDLE = 8
 """Letters per inch in a legend and in a title; what the handle of a legend's entry takes, in
 letters."""
 
-Style = dict[str, Any]  # colour and marker of a series
+
+class Style(TypedDict):
+    """Colour and marker of a series."""
+
+    color: str
+    marker: str
 
 
 # Figures and files
 
 
-def own_matplotlib() -> Any:
+def own_matplotlib() -> ModuleType:
     """matplotlib, imported without a file of settings: it would read one of the current folder,
     which could hang, or make names the source of TeX."""
     if "matplotlib" not in sys.modules:
@@ -121,7 +129,7 @@ def _can_return() -> bool:
 
 
 @contextlib.contextmanager
-def own_style(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
+def own_style(changes: Mapping[str, object] | None = None) -> Iterator[None]:
     """matplotlib's defaults with `changes`, whatever files of settings say.
 
     Dollar signs in names do not start formulas.
@@ -134,9 +142,9 @@ def own_style(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 
 def drawn(
-    draw: Callable[[Figure], Any],
+    draw: Callable[[Figure], object],
     size: tuple[float, float],
-    style: Mapping[str, Any] | None = None,
+    style: Mapping[str, object] | None = None,
 ) -> Figure:
     """A figure of `size` inches that `draw` has drawn into."""
     with own_style(style):
@@ -148,7 +156,10 @@ def drawn(
 
 
 def write(
-    draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)
+    draw: Callable[[Figure], object],
+    folder: Path,
+    stem: str,
+    size: tuple[float, float] = (8, 5),
 ) -> Iterator[Path]:
     """Draw a figure and write it as `<stem>.png` and `.svg`; yields the path of each as soon as it
     is written. LabError if one cannot be written.
@@ -295,7 +306,7 @@ def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def plain_ticks(axis: Any) -> None:
+def plain_ticks(axis: XAxis | YAxis) -> None:
     """Label ticks 1,000, not 10^3.
 
     A short logarithmic axis also has labels between the powers of ten.
@@ -330,7 +341,7 @@ def _number(value: float) -> str:
     return f"{value:,.12f}".rstrip("0").rstrip(".") if "e" in text else text
 
 
-def _digits_between_powers(axis: Any, n_powers: float) -> str:
+def _digits_between_powers(axis: XAxis | YAxis, n_powers: float) -> str:
     """The first digits of ticks that have room for labels between powers of ten."""
     if axis.axis_name == "x":
         inches = column_width(axis.axes)
@@ -444,7 +455,7 @@ def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
     these have titles too (`is_apart`).
     """
     axes = list(dict.fromkeys(axes))
-    entries: dict[str, Any] = {}
+    entries: dict[str, Artist] = {}
     for ax in axes:
         ax.grid(True, which="major", color=GRID, lw=0.6)
         ax.set_axisbelow(True)
@@ -484,7 +495,7 @@ def _wrapped(text: str, letters: int) -> str:
     return "\n".join(textwrap.wrap(text, letters))
 
 
-def _add_legend(ax: Axes, entries: Mapping[str, Any], width: float, is_single: bool) -> int:
+def _add_legend(ax: Axes, entries: Mapping[str, Artist], width: float, is_single: bool) -> int:
     """Add a legend below the axes, or below the figure; returns its height in lines.
 
     `entries` are the handles by name; the one of hollow points comes last.

@@ -58,7 +58,7 @@ WIDEST = 0.5
 SESSION = "session "  # begins the variant that is a session
 FEWEST_RUNS = 3  # runs that a session needs for an interval of its ratio to another session
 
-Spreads = Mapping[tuple[Any, str], Spread]
+Spreads = Mapping[tuple[object, str], Spread]
 """By machine (`machine_of`) and figure."""
 
 
@@ -384,7 +384,7 @@ def cases(rows: pd.DataFrame, names: Sequence[str]) -> dict[Key, pd.DataFrame]:
         tables[key] = part
     cases_in_order = values.case.dropna().unique().tolist()
 
-    def order(key: Key) -> tuple[Any, ...]:
+    def order(key: Key) -> tuple[object, ...]:
         place = -1
         if key.case is not None:
             place = cases_in_order.index(key.case)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn, own_style
 from lab.show.section import Picture
@@ -34,7 +34,7 @@ VARIABLES = {
 }
 """CSS variables of a page for the lab's colours."""
 
-STYLE: dict[Any, Any] = {
+STYLE: dict[str, object] = {
     "svg.fonttype": "none",  # letters, not their outlines
     "svg.hashsalt": "mini-lab",
     "savefig.transparent": True,
@@ -71,7 +71,7 @@ def render(**parts: object) -> str:
     return page
 
 
-def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) -> str:
+def inline(draw: Callable[[Figure], object], name: str, size: tuple[float, float]) -> str:
     """The figure that `draw` draws (`size` in inches), as an SVG element.
 
     `name` keeps its ids apart from those of other pictures.

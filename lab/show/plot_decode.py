@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, phases, request_times
@@ -47,7 +47,7 @@ class DrawnLine(NamedTuple):
     n_prompt: int
     gaps: pd.DataFrame
     ax: Axes
-    style: Mapping[str, Any]
+    style: canvas.Style
 
     @property
     def name(self) -> str:

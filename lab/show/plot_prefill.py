@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from lab.core.figures import PREFILL as PREFILL_TIME, TTFT
 from lab.core.record import PREFILL
@@ -37,7 +37,7 @@ class Curve(NamedTuple):
     setup: str
     runs: pd.DataFrame
     ax: Axes
-    style: Mapping[str, Any]
+    style: canvas.Style
 
 
 def plot_prefill(records: Readable, ax: Axes | None = None) -> Axes:
@@ -133,10 +133,17 @@ def _median_run(runs: pd.DataFrame) -> int:
     return int(longest.run.iloc[(len(longest) - 1) // 2])
 
 
+class PointMark(TypedDict, total=False):
+    """The marker of a line with a single point."""
+
+    marker: str
+    ms: float
+
+
 def _draw_medians(curve: Curve, column: str, shares_axes: bool, replicate: str) -> None:
     """Draw the medians of the runs by length as a line."""
     medians = curve.runs.groupby("n_prompt")[column].median()
-    mark: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
+    mark: PointMark = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
     label = "_" if shares_axes else f"median over {replicate}s"
     curve.ax.plot(medians, lw=2, color=curve.style["color"], label=label, **mark)
 

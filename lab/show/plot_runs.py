@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import phases, request_times
 from lab.core.record import Record
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Draw = Callable[["Figure"], Any]
+Draw = Callable[["Figure"], object]
 
 
 def drawings(records: Records) -> dict[str, Draw]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from lab.core import figures, shell
 from lab.core.lists import grouped, plural
@@ -23,7 +23,20 @@ if TYPE_CHECKING:
 
 LEAST_REACH = 1.05  # of the axis on both sides of 1
 N_LINES = 5  # heights of the points of a row, so that they do not hide each other
-MEDIAN_STYLE: dict[str, Any] = {
+
+
+class MedianStyle(TypedDict):
+    """The style of a variant's median."""
+
+    marker: str
+    ms: float
+    color: str
+    ls: str
+    capsize: float
+    zorder: float
+
+
+MEDIAN_STYLE: MedianStyle = {
     "marker": "D",
     "ms": 7,
     "color": COLOURS[0],

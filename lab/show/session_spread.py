@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import figures
 from lab.core.record import Record
@@ -42,13 +42,13 @@ class Spread:
         return math.isinf(self.df)
 
 
-def default_spread(run: object) -> Spread:
+def default_spread(run: pd.Series) -> Spread:
     """The assumed spread for the machine of a run (a row of `table.runs`)."""
     sd, reason = _default_of_machine(run)
     return Spread(sd, math.inf, f"assumed {reason}")
 
 
-def _default_of_machine(run: Any) -> tuple[float, str]:
+def _default_of_machine(run: pd.Series) -> tuple[float, str]:
     if text_setup.is_request(run) and not _is_loopback(run.url):
         return VIRTUAL, "since the server's machine is unknown"
     if run.power == "battery":
@@ -82,7 +82,7 @@ def known_spreads(
     rows = _quiet(rows[rows.block.isna() & rows.case.isna()])
     setup = rows.groupby(text_setup.fields(rows), dropna=False, sort=False).ngroup()
     rows = rows.assign(setup=setup)
-    spreads: dict[tuple[Any, str], Spread] = {}
+    spreads: dict[tuple[object, str], Spread] = {}
     for figure in figures.COMPARED:
         spreads |= _spreads_of(rows, figure.name)
     return spreads
@@ -106,7 +106,7 @@ def _spreads_of(rows: pd.DataFrame, figure: str) -> dict[tuple[object, str], Spr
     cells = cells[cells["count"] > 1]
     machines = {setup: machine_of(of_setup) for setup, of_setup in rows.groupby("setup")}
     machine_of_cell = [machines[setup] for setup in cells.index.get_level_values("setup")]
-    spreads: dict[tuple[Any, str], Spread] = {}
+    spreads: dict[tuple[object, str], Spread] = {}
     for machine in dict.fromkeys(machine_of_cell):
         of_machine = cells[[other == machine for other in machine_of_cell]]
         df = of_machine["count"] - 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lab.core import experiments, figures, phases, request_times, results
 from lab.core.lists import first_known
@@ -158,7 +158,7 @@ def steps(records: Readable) -> pd.DataFrame:
     import pandas as pd
 
     of_runs: list[dict[str, object]] = []
-    values_by_name: dict[str, list[Any]] = {
+    values_by_name: dict[str, list[object]] = {
         column.name: [] for column in dataclasses.fields(Steps)
     }
     n_steps: list[int] = []
@@ -235,7 +235,7 @@ def tokens_since_prefill(is_decode: pd.Series, run: pd.Series) -> pd.Series:
     return is_decode.astype(int).groupby([run, answer]).cumsum()
 
 
-def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
+def setups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows."""
     by_setup = table.groupby(text_setup.fields(table), dropna=False, sort=False)
     groups = [rows for _, rows in by_setup]

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core.asked_settings import STEP, Setting, table as settings_table
 from lab.core.lists import join_and, plural
@@ -248,7 +248,7 @@ def _missing_value(name: str) -> str | None:
     return None if missing == "none" else f"{name} {missing}"
 
 
-def is_request(row: Any) -> bool:
+def is_request(row: pd.Series) -> bool:
     """Whether a row (of any table) is of requests to a server, not of runs of the engine."""
     return isinstance(row.get("server"), str)
 

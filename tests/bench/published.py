@@ -196,7 +196,13 @@ def draw_phase(ax: Axes, rates: Sequence[RecordedRate]) -> None:
     """Draw rates by backend, filled outside of their ranges, and the line of equality."""
     for backend, (colour, marker) in STYLES.items():
         of_backend = [rate for rate in rates if rate.backend == backend]
-        style: canvas.Style = {"ls": "", "ms": 5, "mew": 1, "color": colour, "marker": marker}
+        style: dict[str, Any] = {
+            "ls": "",
+            "ms": 5,
+            "mew": 1,
+            "color": colour,
+            "marker": marker,
+        }
         for lies_inside, face in ((True, "none"), (False, colour)):
             group = [rate for rate in of_backend if rate.is_inside == lies_inside]
             published_tps = [rate.tps for rate in group]

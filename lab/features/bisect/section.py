@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from lab.core.lines import Lines
 from lab.core.lists import plural
+from lab.core.stats import Ratio
 from lab.features.bisect import changes, issue, picture
-from lab.features.bisect.figures import Bisected, is_mine, of_sessions, pairs
+from lab.features.bisect.figures import Bisected, NeighbourPair, is_mine, of_sessions, pairs
 from lab.features.bisect.lines import DECODE, PREFILL
 from lab.features.bisect.search import AGAIN, FAST, GOOD, SLOW
 from lab.features.bisect.sentences import answer, is_found, sentences
@@ -195,7 +196,7 @@ def document(result: Bisected) -> dict[str, Any]:
     }
 
 
-def pair_document(result: Bisected, pair: Any) -> dict[str, object]:
+def pair_document(result: Bisected, pair: NeighbourPair) -> dict[str, object]:
     proven = {figure: as_json(result.search.proven.get(figure)) for figure in pair.figures}
     return {
         "fast": result.label(pair.fast),
@@ -221,7 +222,7 @@ def build_document(result: Bisected, place: int) -> dict[str, object]:
     }
 
 
-def as_json(ratio: Any) -> dict[str, float] | None:
+def as_json(ratio: Ratio | None) -> dict[str, float] | None:
     if ratio is None:
         return None
     return {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high}

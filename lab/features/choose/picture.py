@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from lab.core.record import Model
 from lab.core.sampling import GREEDY
@@ -28,6 +28,15 @@ WIDTH = 0.8  # of a bar
 NAME_LETTERS = 8  # of a chain below its bar, in a line
 
 
+class Diamond(TypedDict):
+    """The style of the model itself."""
+
+    marker: str
+    ms: float
+    mfc: str
+    color: str
+
+
 def draw_sizes(figures: ChoosingFigures, model: Model, subject: str, figure: Figure) -> None:
     """The time of a token over the size of the vocabulary: a point for each run with random
     weights, a line for each chain's law, and a diamond for the model itself."""
@@ -44,10 +53,10 @@ def draw_sizes(figures: ChoosingFigures, model: Model, subject: str, figure: Fig
         ax.plot(runs.n_vocab, 1e3 * runs.choose_s, ls="", mew=0, ms=4, alpha=0.6, **style)
         ax.plot([], [], lw=1.6, ms=5, mew=0, **style, label=name)
         if model.n_vocab and name in alone:
-            marker = {"marker": "D", "ms": 8, "mfc": "none", "color": style["color"]}
+            marker = Diamond(marker="D", ms=8, mfc="none", color=style["color"])
             ax.plot([model.n_vocab], [1e3 * alone[name]], ls="", **marker)
     if model.n_vocab:
-        marker = {"marker": "D", "ms": 8, "mfc": "none", "color": GUIDE}
+        marker = Diamond(marker="D", ms=8, mfc="none", color=GUIDE)
         label = f"{model.name} itself ({model.n_vocab:,} tokens)"
         ax.plot([], [], ls="", **marker, label=label)
     ax.set(xscale="log", yscale="log")

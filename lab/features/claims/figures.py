@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import cost, phases, stats
 from lab.core.figures import PREFILL as PREFILL_TIME, TPOT, labels
@@ -22,6 +22,7 @@ from lab.errors import LabError
 from lab.features.claims.evidence import LABELS, Evidence
 from lab.features.stall import GAP, in_chunks
 from lab.roofline import explanation, kernel_rates
+from lab.roofline.explanation import ExplainedRow
 from lab.show import session_spread
 
 if TYPE_CHECKING:
@@ -144,10 +145,11 @@ def decode_of_best(evidence: Evidence) -> Figures:
     return [figure(f"share of the best (reading) at {plural(n_prompt, 'token')}", shares, "%")]
 
 
-def explained_phase(evidence: Evidence, runs: pd.DataFrame, phase: str) -> Any:
+def explained_phase(evidence: Evidence, runs: pd.DataFrame, phase: str) -> ExplainedRow:
     """What the ceilings say of a phase of runs of one length."""
     rows = explanation.explain(list(runs.record), evidence.need_ceilings())
-    return next(rows[rows.phase == phase].itertuples())
+    row: ExplainedRow = next(rows[rows.phase == phase].itertuples())
+    return row
 
 
 def half_threads(evidence: Evidence, phase: str) -> Figures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from lab.core import shown
 from lab.core.lists import join_and
@@ -10,7 +10,7 @@ from lab.core.record import Ceilings
 from lab.roofline import kernel_rates
 from lab.roofline.kernel_rates import Roof
 from lab.show import canvas
-from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS, Style
+from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS
 from lab.show.point_labels import label_points
 from lab.show.wording import digits, percent
 
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
 MOST_LABELS = 5  # lengths of a phase that are all named; of more the first and the last
 POINT = 5  # size of the marker
-DASH: Style = {"marker": [(-1, 0), (-0.4, 0)], "ms": 28, "mew": 1.8, "ls": ""}
+
+
+class Dash(TypedDict):
+    """The style of a line beside a point."""
+
+    marker: list[tuple[float, float]]
+    ms: float
+    mew: float
+    ls: str
+
+
+DASH: Dash = {"marker": [(-1, 0), (-0.4, 0)], "ms": 28, "mew": 1.8, "ls": ""}
 LABEL_SPACE = 1.5  # the factor by which the axis is extended below, for labels
 
 Point = tuple[float, float]

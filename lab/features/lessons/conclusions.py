@@ -24,6 +24,7 @@ from lab.features.lessons.timed import (
     times_of,
 )
 from lab.features.speculate import curve as speculation_curve
+from lab.features.speculate.speed_ups import SpeedUpRow
 from lab.roofline import explanation, kernel_rates
 from lab.roofline.explanation import TimedPhase
 from lab.roofline.step_kernels import StepKernels
@@ -265,11 +266,11 @@ def limit_of_step(
     say(statements.limit_in_runs(rows_of_runs, name))
 
 
-def drafts(row: Any) -> None:
+def drafts(row: SpeedUpRow) -> None:
     """Say whether drafts pay, from a row of `lab.speculate`."""
     if row.length is None or row.speed_up is None:
         return
-    interval = None if row.low is None else (row.low, row.high)
+    interval = None if row.low is None or row.high is None else (row.low, row.high)
     say(statements.drafts(row.text, row.length, row.speed_up, interval))
 
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.app import kinds
 from lab.app.reading import read
@@ -168,7 +168,7 @@ def calls_in(contents: Contents) -> list[RecordedCall]:
     return [line for line in contents.findings if isinstance(line, RecordedCall)]
 
 
-def grade(number: int, guess: Any = ...) -> None:
+def grade(number: int, guess: object = ...) -> None:
     """Print what the session's command answers, which fault that names, and whether the guess is
     right."""
     session = session_of(number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core import results
 from lab.core.files import exists
@@ -36,7 +36,7 @@ NO_SHEET = f"There is no {FILE} in this folder yet: lesson.note writes it."
 def note(
     lesson: int,
     records: Sequence[Record],
-    guesses: Mapping[str, Any] | None = None,
+    guesses: Mapping[str, object] | None = None,
     **measured: float | None,
 ) -> None:
     """Add the figures that a lesson measured to the datasheet, in the place of its earlier ones.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.features.quant.figures import QuantFigures
 from lab.show import canvas
@@ -44,7 +44,7 @@ def draw(summary: QuantFigures, by_depth: pd.DataFrame, subject: str, figure: Fi
     canvas.finish(axes, f"{finding(groups)}\n{subject}", is_apart=True)
 
 
-def draw_harm(ax: Axes, rows: pd.DataFrame, label: str, style: dict[str, Any]) -> None:
+def draw_harm(ax: Axes, rows: pd.DataFrame, label: str, style: canvas.Style) -> None:
     places = range(len(rows))
     ax.plot(places, rows.kl.where(rows.kl > 0), label=label, **style)
     for place, row in zip(places, rows.itertuples(), strict=True):
@@ -52,7 +52,7 @@ def draw_harm(ax: Axes, rows: pd.DataFrame, label: str, style: dict[str, Any]) -
             ax.plot([place, place], [row.kl_low, row.kl_high], color=style["color"], lw=1.4)
 
 
-def draw_speed(ax: Axes, rows: pd.DataFrame, style: dict[str, Any]) -> None:
+def draw_speed(ax: Axes, rows: pd.DataFrame, style: canvas.Style) -> None:
     places = range(len(rows))
     ax.plot(places, rows.decode, **style)
     for place, row in zip(places, rows.itertuples(), strict=True):
@@ -61,7 +61,7 @@ def draw_speed(ax: Axes, rows: pd.DataFrame, style: dict[str, Any]) -> None:
         )
 
 
-def finding(groups: list[Any]) -> str:
+def finding(groups: list[tuple[object, pd.DataFrame]]) -> str:
     """The type that harms most in the deepest bin, and how it compares with the first one."""
     label, rows = max(groups, key=lambda group: group[1].kl.iloc[-1])
     last = rows.iloc[-1]

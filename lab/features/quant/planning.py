@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lab.app.options import seconds_of
@@ -142,7 +143,7 @@ def check_files(worker: Worker, plans: Mapping[str, Plan], n_types: int) -> None
     Each file has `n_types` plans, one after the other.
     """
     reference, *candidates = list(plans)[::n_types]
-    names: dict[Any, str] = {}
+    names: dict[Path, str] = {}
     for name in (reference, *candidates):
         plan_of_file = plans[name]
         path = plan_of_file.file.path.resolve()

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from lab.core.lists import first_known
 from lab.core.request import ServerTimings
@@ -42,7 +41,7 @@ class Answer:
     error: str | None = None  # in the lab's words
     is_context_full: bool = False
     is_readable: bool = True  # whether its compression is known
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, object] = field(default_factory=dict)
 
 
 def read_answer(pieces: Pieces, encoding: str, content_type: str) -> Answer:

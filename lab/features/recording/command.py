@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,7 @@ def command(
         sys.exit(status)
 
 
-def shown_by(err: Terminal, has_agent: bool) -> Any:
+def shown_by(err: Terminal, has_agent: bool) -> Callable[[RecordedCall], None]:
     """What prints a line for each call: nothing while an agent has the terminal."""
 
     def show(call: RecordedCall) -> None:

@@ -68,7 +68,7 @@ class PrefillFormula:
 class Mend:
     """What a session would save without one cause. Seconds; None: not known."""
 
-    cause: tuple[Any, ...]
+    cause: tuple[object, ...]
     calls: tuple[int, ...]
     n_again: int | None
     again_s: float | None
@@ -248,7 +248,7 @@ def again_s(table: pd.DataFrame, formula: PrefillFormula | None) -> pd.Series:
     return seconds.where(table.n_again != 0, 0.0)
 
 
-def cause_key(call: RecordedCall) -> tuple[Any, ...]:
+def cause_key(call: RecordedCall) -> tuple[object, ...]:
     """What calls with the same cause share: the place and the kind, not the character."""
     cause = call.cause
     if cause is None:
@@ -275,7 +275,10 @@ def mends(calls: Sequence[RecordedCall]) -> list[Mend]:
 
 
 def mend(
-    key: tuple[Any, ...], rows: pd.DataFrame, formula: PrefillFormula | None, session_s: float
+    key: tuple[object, ...],
+    rows: pd.DataFrame,
+    formula: PrefillFormula | None,
+    session_s: float,
 ) -> Mend:
     """What the session would save without the cause of these calls."""
     saved_s = known_sum(rows.again_s)

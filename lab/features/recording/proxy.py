@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.request import LOST, REFUSED
 from lab.errors import LabError
@@ -180,7 +180,7 @@ class Proxy:
 
         assert self._session is not None
         address = URL(self.root + path_of(request), encoded=True)
-        body: Any = None
+        body: object = None
         if request.body_exists:
             body = await whole_or_stream(request, call)
         response: StreamResponse | None = None

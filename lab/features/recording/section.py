@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core.figures import TTFT
 from lab.core.lists import grouped, plural
@@ -35,12 +35,18 @@ BY_CHARACTERS = (
 )
 
 
+class BillRow(Protocol):
+    """A row of `figures.bill`."""
+
+    cached_by: str
+
+
 @dataclasses.dataclass(frozen=True)
 class CallRow:
     """A call of the table."""
 
     call: RecordedCall
-    figures: Any  # the row of `figures.bill`
+    figures: BillRow
     conversation: str  # its number; "" for the only one
 
 

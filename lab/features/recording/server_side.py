@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from lab.core.lists import join_and
 from lab.core.request import Endpoint, ServerSettings
@@ -192,12 +191,12 @@ class ServerQuestions:
                 client.close()
 
 
-def compared(properties: Mapping[str, Any]) -> dict[str, str]:
+def compared(properties: Mapping[str, object]) -> dict[str, str]:
     """The properties that are compared after a new start, by their names for the user; of a long
     text a hash."""
     values = {}
     for path, name in COMPARED.items():
-        value: Any = properties
+        value: object = properties
         for key in path.split("."):
             value = as_dict(value).get(key)
         values[name] = hashlib.blake2b(str(value).encode(), digest_size=8).hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -39,7 +38,7 @@ class Cluster:
 def compare(
     records: Sequence[Record | RequestRecord],
     at_least: float,
-    spreads: Mapping[tuple[Any, str], Spread],
+    spreads: Mapping[tuple[object, str], Spread],
 ) -> Compared:
     """Compare setups of the same model or, of few setups, all that have a length in common."""
     try:

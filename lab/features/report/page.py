@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lab.app import kinds
 from lab.core import files, results
@@ -142,7 +141,7 @@ def matching_ceilings(
 
 def sliders(
     timed: Sequence[Record], ceilings: Sequence[Ceilings], others: Sequence[Record]
-) -> Any:
+) -> laws.Numbers | None:
     """What the sliders compute with; None without a plain run of a known model."""
     with suppress(LabError):
         return laws.laws(timed, ceilings, others)

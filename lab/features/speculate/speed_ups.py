@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import (
@@ -317,7 +317,7 @@ def draw(
 
 
 def draw_draft(
-    ax: Axes, draft: str, style: dict[str, Any], rows: Sequence[SpeedUpRow], runs: pd.DataFrame
+    ax: Axes, draft: str, style: canvas.Style, rows: Sequence[SpeedUpRow], runs: pd.DataFrame
 ) -> None:
     """Draw the speed-ups with drafts of one kind: of each block, their medians, and predicted."""
     measured = []

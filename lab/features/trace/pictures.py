@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from lab.core.lists import grouped, plural
 from lab.features.trace.lines import AttentionLine, TracedPart, TracedPhase, TraceLine
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 LETTER = 0.0065  # share of a row's width that a letter of an operation's name needs
 LAYERS_AT = 1.0
 OPERATIONS_AT = 0.35
-AT_CENTRE: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": canvas.SMALL_SIZE}
+
+
+class AtCentre(TypedDict):
+    """How a text is written around a place."""
+
+    ha: Literal["center"]
+    va: Literal["center"]
+    fontsize: float
+
+
+AT_CENTRE = AtCentre(ha="center", va="center", fontsize=canvas.SMALL_SIZE)
 N_COLUMNS = 6  # of the layers in the picture of attention weights
 ROW_COLOURS = dict(
     zip((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL), COLOURS, strict=False)

@@ -46,7 +46,7 @@ class TuningRequest:
     n_users: int
     settings: Mapping[str, Any]
 
-    def plan(self, worker: Worker, changes: Mapping[str, Any], part: str) -> Plan:
+    def plan(self, worker: Worker, changes: Mapping[str, object], part: str) -> Plan:
         """One run with some settings changed, in a part of the session."""
         changed = {**self.settings, **changes}
         n_gen = min(self.n_gen, N_SEARCH_GEN) if part == SEARCH else self.n_gen
@@ -145,7 +145,7 @@ def is_given(name: str, settings: Mapping[str, object]) -> bool:
 
 
 def is_possible(
-    worker: Worker, plan: TunePlan, searched: Plan, setting: tuple[str, Any]
+    worker: Worker, plan: TunePlan, searched: Plan, setting: tuple[str, object]
 ) -> bool:
     """Whether a setting alone can be planned and changes something.
 

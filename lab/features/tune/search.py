@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.features.tune.choices import NO_CHANGE, Choice, Timing, TunedPhase
 from lab.features.tune.effects import effects
@@ -43,7 +43,7 @@ class Search:
                 self.choices.append(choice)
         self._n_alone: int | None = None  # runs before the first combination
 
-    def _matters(self, setting: tuple[str, Any]) -> bool:
+    def _matters(self, setting: tuple[str, object]) -> bool:
         return any(setting[0] not in phase.ignored for phase in self.phases)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lab.core import shell, shown
 from lab.core.lists import plural
@@ -216,7 +215,7 @@ def command_lines(result: Tuned) -> dict[str, str]:
         return {}
     n_prompt = result.default.run.n_prompt
     n_gen = result.asked.n_gen
-    options: list[Any] = ["--prompt-len", n_prompt, "--gen", n_gen]
+    options: list[object] = ["--prompt-len", n_prompt, "--gen", n_gen]
     if "model" not in dict(result.choice):
         options += ["--model", catalog.spec_of(result.default.model)]
     options += shell.split(result.won or "")

@@ -125,7 +125,7 @@ def check_number(path: Path, calls: Sequence[Call], left_out: Counter[str]) -> N
         )
 
 
-def values_of(path: Path) -> list[Any]:
+def values_of(path: Path) -> list[object]:
     """The JSON values of a file: of an array, or one a line. LabError if it has others."""
     content = read(path)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lab.features.turns.conversation import MEMORY, Conversation, common_length
 from lab.features.turns.prompts import (
@@ -139,7 +138,7 @@ def with_nonce(body: Body, nonce: str) -> Body:
     return {**body, "messages": messages, "tools": [tool_with_nonce(first, nonce), *others]}
 
 
-def tool_with_nonce(tool: object, nonce: str) -> Any:
+def tool_with_nonce(tool: object, nonce: str) -> object:
     """A tool with these letters before its description; as it is if it is no function."""
     if not isinstance(tool, dict):
         return tool

@@ -169,7 +169,7 @@ def same_value(first: object, second: object) -> bool:
 def compare(
     sides: Iterable[tuple[str, Facts]],
     name: str,
-    are_same: Callable[[Any, Any], bool] = same_value,
+    are_same: Callable[[object, object], bool] = same_value,
 ) -> FactOfBoth:
     """A fact of both sides, A first."""
     by_letter = dict[str, Fact | None]()

@@ -37,7 +37,7 @@ class SideNow:
     folder: Path
     watch: ShowStatus
     reaching: Mapping[str, Any] = field(default_factory=dict)  # api, header ...
-    of_chain: Mapping[str, Any] = field(
+    of_chain: Mapping[str, object] = field(
         default_factory=dict
     )  # how tokens are chosen: temp ...
 

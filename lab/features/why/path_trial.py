@@ -258,7 +258,7 @@ def plans_of(path_trial: PathTrial) -> tuple[Way, dict[str, Plan]]:
     there = [range(n) for n in range(n_changes + 1)]  # the first n changes are made
     back = [range(n, n_changes) for n in range(1, n_changes)]  # the first n are undone
     made_in_variants = there + back
-    variants: list[tuple[str, Mapping[str, Any]]] = []
+    variants: list[tuple[str, Mapping[str, object]]] = []
     for numbers in made_in_variants:
         settings = dict(path_trial.start)
         for number in numbers:

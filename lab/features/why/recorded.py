@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lab.app.reading import read
 from lab.core.record import Record
@@ -15,6 +15,9 @@ from lab.features.why import facts
 from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
 from lab.features.why.setups import facts_of
 from lab.show import comparison, session_spread, table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = {DECODE: ("tpot_ms", "step_ms"), PREFILL: ("prefill_s", "ttft_s")}
 """Columns of a phase's figure; the second where no run has the first."""
@@ -74,7 +77,11 @@ def first_error(measured: Sequence[Measured]) -> str:
 
 
 def figure_of(
-    repeats: Any, records: Sequence[Measured], phase: str, spreads: Any, about: str
+    repeats: pd.DataFrame,
+    records: Sequence[Measured],
+    phase: str,
+    spreads: Mapping[tuple[object, str], session_spread.Spread],
+    about: str,
 ) -> list[Figure]:
     """The figure of repeats of one length in a phase, if they have it.
 
@@ -157,7 +164,7 @@ def first_imported(records: Sequence[Measured]) -> Record | None:
     return None
 
 
-def positive(rows: Any, column: str) -> list[float]:
+def positive(rows: pd.DataFrame, column: str) -> list[float]:
     """The values of a column above 0; none if it is missing."""
     if column not in rows:
         return []
