@@ -517,7 +517,7 @@ def test_a_session_finds_the_build(session: Callable[..., list[Any]], tmp_path: 
     assert "No regression from b1 to b5: prefill" in answer
     shown = section(result)
     assert any("llama_context_params.swa_full is 1 instead of 0" in s for s in shown.sentences)
-    issue_text = document(result)["issue_text"]
+    issue_text = str(document(result)["issue_text"])
     assert "| b4 |" in issue_text
     again = result_of(tmp_path / "session.jsonl")
     assert document(again) == document(result)

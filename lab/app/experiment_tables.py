@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar, Unpack
 
 from lab.show import canvas
 from lab.show.cells import Cell, stacked
@@ -103,7 +103,17 @@ def plot_series(
     )
 
 
-def plot_line(ax: Axes, points: Iterable[Point], **style: Any) -> None:
+class LineStyle(TypedDict):
+    """How a line is drawn, and its name."""
+
+    color: str
+    ls: str
+    marker: str
+    ms: float
+    label: str
+
+
+def plot_line(ax: Axes, points: Iterable[Point], **style: Unpack[LineStyle]) -> None:
     """Draw a line through points, if there are any."""
     line = list(points)
     if line:

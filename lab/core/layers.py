@@ -61,9 +61,8 @@ def architectures() -> dict[str, Any]:
 
 def code_of(arch: str | None) -> Mapping[str, Any]:
     """What llama.cpp's code adds to the headers of an architecture."""
-    facts: dict[str, Any] = architectures()["layers"]
-    of_arch: dict[str, Any] = facts.get(arch or "", {})
-    return of_arch
+    facts: dict[str, dict[str, Any]] = architectures()["layers"]
+    return facts.get(arch or "", {})
 
 
 def has_delta_nets(arch: str | None) -> bool:

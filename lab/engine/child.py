@@ -79,7 +79,7 @@ class _Child:
     def _function(self, verb: str) -> Callable[..., object]:
         module, _, name = verb.rpartition(".")
         if module:
-            function: Callable[..., Any] = getattr(import_module(module), name)
+            function: Callable[..., object] = getattr(import_module(module), name)
             return function
         return VERBS.get(verb) or getattr(self, verb)
 

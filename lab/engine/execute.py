@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lab.core import record, script as scripts
 from lab.core.script import CACHE_OPERATIONS, OPEN_ENDED, Operation, Part, Script
@@ -89,6 +89,17 @@ def _end_of_generation(context: LlamaContext, token_ids: Sequence[int]) -> int |
     return None
 
 
+class Speculation(Protocol):
+    """A feature's class for an open-ended operation."""
+
+    shapes: list[scripts.Shape]
+    accepted: list[int]
+
+    def actions(
+        self, prompt: Sequence[int], operation: Operation, n_prefilled: int
+    ) -> Iterable[Action]: ...
+
+
 class _Prepared(NamedTuple):
     """An operation before the functions that choose its tokens are made."""
 
@@ -139,7 +150,9 @@ class _Preparation:
         if draft:
             self._contexts[True] = draft
             self._logits[True] = Logits(draft, False)
-        self._speculation: Any = None  # a feature's class, for an open-ended operation
+        self._speculation: Speculation | None = (
+            None  # a feature's class, for an open-ended operation
+        )
         if script and script[-1].by:
             feature = import_module(script[-1].by)
             self._speculation = feature.Speculator(context, draft, self._logits, self.tokens)
@@ -324,5 +337,8 @@ def _drop_from_cache(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _pointer(array: npt.NDArray[np.generic], kind: Any) -> object:
+def _pointer(
+    array: npt.NDArray[np.generic],
+    kind: type[ctypes.c_int8 | ctypes.c_int32 | ctypes._Pointer[ctypes.c_int32]],
+) -> object:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

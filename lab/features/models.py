@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Never, TypedDict
 
 import click
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lab.core.attention import AttentionLayers
     from lab.core.record import Model
     from lab.models.catalog import Spec
-    from lab.models.obtain import ListedModel
+    from lab.models.obtain import ModelRow
 
 CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
 FEW = 7  # models of the list without --details
@@ -88,7 +88,7 @@ def models(context: click.Context, as_json: bool, details: bool, found: bool) ->
     )
 
 
-def first_of(rows: Sequence[ListedModel]) -> Sequence[ListedModel]:
+def first_of(rows: Sequence[ModelRow]) -> Sequence[ModelRow]:
     """Some of the models, those on the disk first."""
     return sorted(rows, key=lambda row: not row["on_disk"])[:FEW]
 
@@ -160,7 +160,7 @@ def info(spec: str, as_json: bool) -> None:
         model = obtain.find(worker, spec, watch, machine.memory_available())
         system_info = worker.build.system_info
     path = printable(str(file.path)) if file else None
-    figures = {
+    figures: ModelSizes = {
         "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
         "kv_bytes_per_position": memory.kv_bytes_per_position(model),
         "kv_bytes": {n: memory.of_length(model, n).kv_cache_bytes for n in CACHE_LENGTHS},
@@ -178,7 +178,16 @@ def info(spec: str, as_json: bool) -> None:
         click.echo(f"{name:9} {text}")
 
 
-def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> dict[str, str]:
+class ModelSizes(TypedDict):
+    """What a model takes, in bytes, and the context that fits; None where unknown."""
+
+    weight_bytes_per_decode_step: int | None
+    kv_bytes_per_position: float | None
+    kv_bytes: dict[int, float | None]
+    n_ctx_that_fits: int | None
+
+
+def _description(model: Model, path: str | None, figures: ModelSizes) -> dict[str, str]:
     """The lines that describe a model, by their names."""
     from lab.show.text_plan import megabytes
 

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from lab.core import split_files
 from lab.core.files import data_file, exists, expanded, is_dir, is_file, listed, obstacle
@@ -70,7 +69,7 @@ class Dimensions:
     layers: str | None = None
     n_head_kv_full: int | None = None  # of layers that attend to all positions, if it differs
     has_keys_as_values: bool = False  # these layers have no matrix for values
-    keys: Mapping[str, Any] | None = (
+    keys: Mapping[str, float] | None = (
         None  # further keys of the header, without the architecture
     )
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from lab.core import split_files
@@ -169,7 +169,7 @@ def _pull_file(remote: HubFile, watch: ShowTransfer) -> ModelFile:
 def _download(
     remote: HubFile,
     url: str,
-    announced: Any,
+    announced: Announced,
     sha256: str | None,
     watch: ShowTransfer,
 ) -> None:
@@ -468,7 +468,15 @@ def _drop(path: Path, folder: Path) -> int:
 # What the hub announces
 
 
-def _announced(remote: HubFile) -> tuple[str, Any]:
+class Announced(NamedTuple):
+    """What the hub says about a file."""
+
+    commit_hash: str
+    etag: str
+    size: int
+
+
+def _announced(remote: HubFile) -> tuple[str, Announced]:
     """The address of a file, and what the hub says about it: commit, sum and size."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -479,7 +487,7 @@ def _announced(remote: HubFile) -> tuple[str, Any]:
             raise _no_hub()
     if metadata.size is None or metadata.size < 0:
         raise _no_hub()
-    return url, metadata
+    return url, Announced(metadata.commit_hash or "", metadata.etag or "", metadata.size)
 
 
 def _check_announced(remote: HubFile, sha256: str | None, n_bytes: int) -> None:
@@ -520,7 +528,7 @@ def _with_client() -> Iterator[None]:
 
     def new_client() -> Any:
         try:
-            client: Any = default_client_factory()
+            client = default_client_factory()
         except (ImportError, ValueError) as problem:
             if _proxy():
                 raise _bad_proxy(problem) from None
@@ -755,8 +763,7 @@ def _http_error() -> type[Exception]:
     imports the class from the one in use."""
     from huggingface_hub import errors
 
-    library: Any = errors
-    error: type[Exception] = library.HTTPError
+    error: type[Exception] = vars(errors)["HTTPError"]
     return error
 
 

@@ -225,7 +225,7 @@ def remove(spec: Spec) -> int:
 # The list of models
 
 
-class ListedModel(TypedDict):
+class ModelRow(TypedDict):
     spec: str
     quantization: str | None
     n_bytes: int | None  # of the file, or of the download
@@ -234,7 +234,7 @@ class ListedModel(TypedDict):
     about: str
 
 
-def listing() -> list[ListedModel]:
+def listing() -> list[ModelRow]:
     """The catalog, the files in the cache folder of made models, and those in the hub's cache."""
     rows = []
     paths = set()
@@ -250,7 +250,7 @@ def listing() -> list[ListedModel]:
     return rows + [row_of_pulled(file) for file in hub.pulled() if file.path not in paths]
 
 
-def row_of_pulled(file: ModelFile) -> ListedModel:
+def row_of_pulled(file: ModelFile) -> ModelRow:
     """The row of a file in the hub's cache, whose name is its SPEC."""
     return {
         "spec": file.name,
@@ -270,7 +270,7 @@ def _file_of_entry(entry: Entry) -> ModelFile | None:
     return None
 
 
-def _row_of_entry(entry: Entry, file: ModelFile | None) -> ListedModel:
+def _row_of_entry(entry: Entry, file: ModelFile | None) -> ModelRow:
     source = "shape only"
     if entry.embedded:
         source = EMBEDDED
@@ -292,7 +292,7 @@ def _made_files() -> list[Path]:
     return []
 
 
-def _row_of_made(path: Path) -> ListedModel | None:
+def _row_of_made(path: Path) -> ModelRow | None:
     """The row of a file SOURCE--NAME--QUANTIZATION.gguf; None if the lab did not make it."""
     source, _, name_and_kind = path.stem.partition("--")
     name, _, quantization = name_and_kind.partition("--")

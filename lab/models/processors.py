@@ -145,11 +145,10 @@ def _of_tier(value: float | dict[str, float], tier: str) -> float:
     return value
 
 
-def _families() -> dict[str, dict[str, Any]]:
-    families: dict[str, dict[str, Any]] = _tables()["families"]
-    return families
+def _families() -> dict[str, Any]:
+    return _tables()["families"]
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def _tables() -> dict[str, dict[str, Any]]:
     return tomllib.loads(data_file("processors.toml").read_text(encoding="utf-8"))

@@ -131,7 +131,7 @@ def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
     return doubts
 
 
-class TimedPhase(Protocol):
+class CostedPhase(Protocol):
     """A phase beside its ceilings, in a row: what limits it follows from these columns."""
 
     phase: str
@@ -149,7 +149,7 @@ class TimedPhase(Protocol):
     parts: Mapping[str, float]
 
 
-class ExplainedRow(TimedPhase, Protocol):
+class ExplainedRow(CostedPhase, Protocol):
     """A row of `explain`: the columns that sentences, tables and predictions read."""
 
     n_prompt: int
@@ -166,7 +166,7 @@ class ExplainedRow(TimedPhase, Protocol):
     harness_s: float
 
 
-def limit_of(row: TimedPhase) -> str:
+def limit_of(row: CostedPhase) -> str:
     """What is nearest to the measured time of an explained row."""
     overhead_s = row.measured_s - row.least_s
     if overhead_s > OVERHEAD_SHARE * row.measured_s:

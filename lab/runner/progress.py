@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core.lists import plural
 from lab.process.wire import Progress
@@ -314,10 +314,16 @@ def shows_lines() -> Callable[[str], None] | None:
     return _on_terminal if sys.stderr is not None and sys.stderr.isatty() else None
 
 
+class NotebookLine(Protocol):
+    """A line of a notebook's output."""
+
+    def update(self, shown: object, /, raw: bool) -> object: ...
+
+
 def _notebook_line() -> Callable[[str], None]:
     from IPython.display import display
 
-    handle: list[Any] = []
+    handle: list[NotebookLine] = []
 
     def show(text: str) -> None:
         shown = {"text/plain": text}

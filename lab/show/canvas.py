@@ -93,6 +93,12 @@ HANDLE = 8
 letters."""
 
 
+class LegendStyle(TypedDict):
+    frameon: bool
+    fontsize: float
+    ncols: int
+
+
 class Style(TypedDict):
     """Colour and marker of a series."""
 
@@ -260,10 +266,14 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     return [axes[distinct.index(name)] for name in names]
 
 
-def grid(figure: Figure, n: int, n_columns: int, **shared: Any) -> list[Axes]:
+def grid(
+    figure: Figure, n: int, n_columns: int, sharex: bool = False, sharey: bool = False
+) -> list[Axes]:
     """n axes in rows; the last of each column has numbers below."""
     n_rows = math.ceil(n / n_columns)
-    axes = list(figure.subplots(n_rows, n_columns, squeeze=False, **shared).flat)
+    axes = list(
+        figure.subplots(n_rows, n_columns, squeeze=False, sharex=sharex, sharey=sharey).flat
+    )
     for spare in axes[n:]:
         spare.remove()
     for lowest in axes[max(0, n - n_columns) : n]:
@@ -509,16 +519,25 @@ def _add_legend(ax: Axes, entries: Mapping[str, Artist], width: float, is_single
     longest = max(len(line) for line in "\n".join(labels).split("\n"))
     most_columns = max(1, min(len(labels), letters // (longest + HANDLE)))
     n_rows = math.ceil(len(labels) / most_columns)
-    style: dict[str, Any] = {"frameon": False, "fontsize": LABEL_SIZE}
-    style["ncols"] = math.ceil(len(labels) / n_rows)
+    style: LegendStyle = {
+        "frameon": False,
+        "fontsize": LABEL_SIZE,
+        "ncols": math.ceil(len(labels) / n_rows),
+    }
     figure = figure_of(ax)
     if is_single:
         ticks = [tick.get_text() for tick in ax.get_xticklabels()]
         n_breaks = ax.get_xlabel().count("\n") + max(text.count("\n") for text in ["", *ticks])
         labels_end = LABEL_HEIGHT + LINE_HEIGHT * n_breaks
         below = ax.transAxes + ScaledTranslation(0, -labels_end, figure.dpi_scale_trans)
-        style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
-        ax.legend(handles, labels, **style)
+        ax.legend(
+            handles,
+            labels,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0),
+            bbox_transform=below,
+            **style,
+        )
     else:
         figure.legend(handles, labels, loc="outside lower center", **style)
     return n_rows * max(1 + label.count("\n") for label in labels)

@@ -115,12 +115,15 @@ class Grid:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for index in shown:
             column = self.columns[index]
-            style: dict[str, Any] = {"no_wrap": True}
-            if column.kind is LONG_TEXT:
-                widest = NARROWEST_TEXT if is_narrowest else None
-                style = {"min_width": NARROWEST_TEXT, "max_width": widest}
-            style["justify"] = "left" if column.is_text else "right"
-            table.add_column(column.heading, overflow="fold", **style)
+            wraps = column.kind is LONG_TEXT
+            table.add_column(
+                column.heading,
+                overflow="fold",
+                no_wrap=not wraps,
+                min_width=NARROWEST_TEXT if wraps else None,
+                max_width=NARROWEST_TEXT if wraps and is_narrowest else None,
+                justify="left" if column.is_text else "right",
+            )
         for cells in self.rows:
             table.add_row(*(_text(cells[index]) for index in shown))
         return table

@@ -197,7 +197,9 @@ def _grid_of_places(rows: list[dict[str, Any]], plan: Plan) -> Grid:
     Caches have a column if they do not lie with their layers, experts if there are any.
     """
     contents = ["layers"]
-    if any(row["caches"] != _without_output(row) for row in rows):
+    if any(
+        row["caches"] != _without_output(row["layers"], row["output_layer"]) for row in rows
+    ):
         contents.append("caches")
     if any(row["experts"] for row in rows):
         contents.append("experts")
@@ -209,11 +211,11 @@ def _grid_of_places(rows: list[dict[str, Any]], plan: Plan) -> Grid:
     return grid
 
 
-def _without_output(row: dict[str, Any]) -> list[int] | None:
+def _without_output(layers: list[int] | None, output: int | None) -> list[int] | None:
     """The numbers of the layers of a device, without the output's."""
-    if row["layers"] is None:
+    if layers is None:
         return None
-    return [layer for layer in row["layers"] if layer != row["output_layer"]]
+    return [layer for layer in layers if layer != output]
 
 
 def _ranges(layers: list[int] | None, output: int | None) -> str:

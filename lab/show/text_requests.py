@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rich.console import Console
 
@@ -419,7 +419,16 @@ def _note(row: dict[str, object]) -> str:
     return ", ".join(kind for kind in summaries.REQUEST_KINDS if row[kind] is True)
 
 
-SERVER_COLUMNS: Columns[dict[str, Any]] = (
+class ServerTimesRow(TypedDict):
+    """A row of the summary: the columns of the server's own times."""
+
+    n_prompt: int
+    ttft_s: float
+    server_prompt_s: float
+    server_decode_s: float
+
+
+SERVER_COLUMNS: Columns[ServerTimesRow] = (
     Column("prompt\ntokens", lambda row: length(row["n_prompt"]), is_in_title=True),
     Column("prompt\ns", lambda row: digits(row["server_prompt_s"])),
     Column("decode\ns", lambda row: digits(row["server_decode_s"])),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from lab.core import figures, request_times
 from lab.core.lists import plural
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = "n_seq"  # of a case: requests, or sequences in process
+SIZE: Final = "n_seq"  # of a case: requests, or sequences in process
 CASE = ["n_prompt", "n_gen", SIZE]
 IN_PROCESS = ["process_tpot_ms", "process_total_tps"]
 
@@ -120,7 +120,22 @@ def summary(rows: pd.DataFrame, in_process: pd.DataFrame) -> pd.DataFrame:
     return medians.merge(in_process, how="left", on=CASE)
 
 
-COLUMNS: Columns[dict[str, Any]] = (
+class VolleyRow(TypedDict):
+    """A row of `summary`: the columns of its table."""
+
+    n_prompt: int
+    n_seq: int
+    n_volleys: int
+    ttft_s: float
+    last_ttft_s: float
+    tpot_ms: float
+    total_tps: float
+    user_tps: float
+    process_tpot_ms: float
+    process_total_tps: float
+
+
+COLUMNS: Columns[VolleyRow] = (
     Column("prompt\ntokens", lambda row: f"{row['n_prompt']:,}", is_in_title=True),
     Column("requests\nat once", lambda row: f"{row[SIZE]:,}"),
     Column("volleys", lambda row: str(row["n_volleys"])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lab.core.lines import Lines
 from lab.core.lists import plural
@@ -169,7 +169,7 @@ COLUMNS: Columns[BuildRow] = (
 )
 
 
-def document(result: Bisected) -> dict[str, Any]:
+def document(result: Bisected) -> dict[str, object]:
     """A session for JSON; what is unknown is None."""
     search = result.search
     return {

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
@@ -50,12 +50,19 @@ ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 
 MOST_SHOWN = 3  # figures in a cell
-THRESHOLDS = "least", "most"  # of a condition; one of them can be missing
 
 
 Claim = dict[str, Any]
 """A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where
 there are any."""
+
+
+class Condition(TypedDict):
+    """A condition of a claim, as far as it is about a figure's value."""
+
+    least: NotRequired[float]
+    most: NotRequired[float]
+    unit: NotRequired[str]
 
 
 class FigureRow(TypedDict):
@@ -160,7 +167,7 @@ class JudgedFigure:
     """A figure beside its thresholds."""
 
     figure: ClaimFigure
-    condition: Mapping[str, Any]
+    condition: Condition
 
     @property
     def verdict(self) -> str:
@@ -177,7 +184,8 @@ class JudgedFigure:
     @property
     def sentence(self) -> str:
         """The figure with its interval, and what it must be."""
-        thresholds = [self.condition[name] for name in THRESHOLDS if name in self.condition]
+        ends = (self.condition.get("least"), self.condition.get("most"))
+        thresholds = [end for end in ends if end is not None]
         text = f"{self.figure.name}: {value_text(self.figure, thresholds)}"
         if self.figure.n < 3:
             text += f", interval assumed for {plural(self.figure.n, 'value')}"
@@ -198,7 +206,7 @@ class JudgedFigure:
         }
 
 
-def bounds(condition: Mapping[str, Any]) -> str:
+def bounds(condition: Condition) -> str:
     """The thresholds of a condition in words."""
     least = condition.get("least")
     most = condition.get("most")

@@ -26,7 +26,7 @@ from lab.features.lessons.timed import (
 from lab.features.speculate import curve as speculation_curve
 from lab.features.speculate.speed_ups import SpeedUpRow
 from lab.roofline import explanation, kernel_rates
-from lab.roofline.explanation import TimedPhase
+from lab.roofline.explanation import CostedPhase
 from lab.roofline.step_kernels import StepKernels
 from lab.show import summaries, sweep_laws, table, text_growth
 from lab.show.sweep_laws import Law
@@ -131,7 +131,7 @@ def cheaper_prompt_token(
     )
 
 
-def _parts_ms(row: TimedPhase) -> dict[str, float]:
+def _parts_ms(row: CostedPhase) -> dict[str, float]:
     """The least milliseconds of an explained phase by part, as `explain` limits it by parts, and
     what it took beyond them."""
     parts_ms = {statements.WEIGHTS: 0.0}

@@ -20,7 +20,7 @@ from lab.core.record import DECODE, Placement
 from lab.core.stats import Ratio
 from lab.features.claims.judging import CLAIMS
 from lab.roofline import explanation
-from lab.roofline.explanation import OF_ATTENTION, TimedPhase
+from lab.roofline.explanation import OF_ATTENTION, CostedPhase
 from lab.show.sweep_laws import Law
 from lab.show.wording import digits, percent, seconds, times
 
@@ -231,7 +231,7 @@ def law_holds(
     return Judgement(subject, FAILS, sentence)
 
 
-def limit(row: TimedPhase, name: str) -> Judgement:
+def limit(row: CostedPhase, name: str) -> Judgement:
     """What limits a phase, from a row of `lab.explain`: memory, arithmetic, a kernel, or work
     outside the kernels."""
     verdict = explanation.limit_of(row)
@@ -261,7 +261,7 @@ def limit(row: TimedPhase, name: str) -> Judgement:
     )
 
 
-def limit_in_runs(rows: Sequence[TimedPhase], name: str) -> Judgement:
+def limit_in_runs(rows: Sequence[CostedPhase], name: str) -> Judgement:
     """What limits a phase, from rows of its fastest run, the median one and the slowest.
 
     Unclear where they do not agree: then the time is near the rule's limit.
@@ -286,7 +286,7 @@ def allowed(resource: str, factor: float) -> str:
     return f"{resource} would allow {times(factor)} the speed"
 
 
-def attention_of_row(row: TimedPhase) -> Judgement:
+def attention_of_row(row: CostedPhase) -> Judgement:
     """Whether attention has a slow kernel, from a row of `lab.explain`: by its rate and that of the
     layers' weights, both at their ceilings."""
     attention_s = row.parts.get(explanation.ATTENTION, 0.0)

@@ -206,7 +206,7 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     """
     types = settings.type_k, settings.type_v
     step = step_kernels.known(cost.step(model, 1, 0, 1, *types), model)
-    layers = []
+    layers: list[object] = []
     for heads in attention_layers(model) or ():
         layers.append(
             {
@@ -384,12 +384,12 @@ def doubts_of(ceilings: Ceilings, learned: Learned) -> str:
     return " ".join(sentences)
 
 
-def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[Any]:
+def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[object]:
     """Seconds per FLOP of attention, for each kind of layers: in decode, then in prefill.
 
     Each as [tokens, [position, seconds] ...] in order.
     """
-    layers = []
+    layers: list[object] = []
     for heads in attention_layers(model) or ():
         by_phase = []
         for n_threads in (settings.n_threads, settings.n_threads_batch):
