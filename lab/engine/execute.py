@@ -89,7 +89,7 @@ def _end_of_generation(context: LlamaContext, token_ids: Sequence[int]) -> int |
     return None
 
 
-class Speculation(Protocol):
+class OpenEndedActions(Protocol):
     """A feature's class for an open-ended operation."""
 
     shapes: list[scripts.Shape]
@@ -150,7 +150,7 @@ class _Preparation:
         if draft:
             self._contexts[True] = draft
             self._logits[True] = Logits(draft, False)
-        self._speculation: Speculation | None = (
+        self._speculation: OpenEndedActions | None = (
             None  # a feature's class, for an open-ended operation
         )
         if script and script[-1].by:

@@ -57,7 +57,7 @@ Claim = dict[str, Any]
 there are any."""
 
 
-class Condition(TypedDict):
+class ClaimCondition(TypedDict):
     """A condition of a claim, as far as it is about a figure's value."""
 
     least: NotRequired[float]
@@ -167,7 +167,7 @@ class JudgedFigure:
     """A figure beside its thresholds."""
 
     figure: ClaimFigure
-    condition: Condition
+    condition: ClaimCondition
 
     @property
     def verdict(self) -> str:
@@ -206,7 +206,7 @@ class JudgedFigure:
         }
 
 
-def bounds(condition: Condition) -> str:
+def bounds(condition: ClaimCondition) -> str:
     """The thresholds of a condition in words."""
     least = condition.get("least")
     most = condition.get("most")
