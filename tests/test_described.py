@@ -32,6 +32,27 @@ from tests.support.command import run_lab
         ("2x RTX 5090", 1792, None, None),
         ("AMD Radeon 8060S Graphics (RADV GFX1151), vulkan", 256, None, "Vulkan"),
         ("Nvidia RTX 4090 on Intel Core Ultra 265K", 1008, None, None),
+        # The cores of this processor, not those of its family's largest
+        ("epyc-9554", 460.8, 64, "CPU"),
+        ("AMD EPYC 9354 32-Core Processor", 460.8, 32, "CPU"),
+        ("EPYC 75F3", 204.8, 32, "CPU"),
+        ("EPYC 7F52", 204.8, 16, "CPU"),
+        ("Xeon 6747P", 409.6, 64, "CPU"),
+        ("Intel(R) Xeon(R) E-2388G CPU @ 3.20GHz", 51.2, 8, "CPU"),
+        ("Xeon E-2124", 42.656, 4, "CPU"),
+        ("Xeon E-2488", 76.8, 8, "CPU"),
+        ("i7-11800H", 51.2, 8, "CPU"),
+        ("i5-9400H", 42.656, 4, "CPU"),
+        ("AmpereOne A192-32X", 332.8, 192, "CPU"),
+        ("Altra Max M128-30", 204.8, 128, "CPU"),
+        ("VisionFive 2", 11.2, 4, "CPU"),
+        # Cores of a hybrid are those for performance, and a GPU's cores are no processor's
+        ("i7-12700H 14 cores", 76.8, 6, "CPU"),
+        ("Intel Core i9-14900K, 24 cores, DDR5-6000", 96, 8, "CPU"),
+        ("m3-max-30core:cpu", 300, 12, "CPU"),
+        ("M4 Pro 14-core:cpu", 273, 10, "CPU"),
+        ("ryzen 9 9950X 16 cores", 89.6, 16, None),
+        ("epyc 9654 cores=8", 460.8, 8, None),
     ],
 )
 def test_words_name_or_describe_a_device(

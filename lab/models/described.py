@@ -146,7 +146,8 @@ def described(text: str) -> DeviceSheet | None:
     """The device that words describe; None if they say nothing that is known."""
     description = words_in(text)
     is_processor = description.backend == CPU
-    sheet = named_in(description.text)
+    # A name may end in the cores of its GPU, which words_in takes for cores.
+    sheet = devices.called(text.rpartition(":")[0]) or named_in(description.text)
     family = None
     if sheet is None or is_processor:
         family = processors.family_of(description.text)
@@ -378,6 +379,10 @@ def of_family(
     family: processors.Family, chip: DeviceSheet | None, description: Description, text: str
 ) -> DeviceSheet:
     """A processor of a family; `chip`: the sheet of the chip that it is a part of."""
+    if family.is_hybrid and "cores" in description.numbers:
+        # "14-core" counts the slower cores too, and a name such as m3-max-30core those of the GPU.
+        n_fast = min(description.numbers["cores"], family.cores)
+        description = replace(description, numbers=description.numbers | {"cores": n_fast})
     assumed = []
     if chip is not None:
         gbps = chip.gbps

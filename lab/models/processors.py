@@ -57,6 +57,7 @@ class Family:
     cores: float
     vector_share: float
     core: str | None
+    is_hybrid: bool
 
 
 def memory_in(text: str) -> RamType | None:
@@ -135,6 +136,7 @@ def _family(name: str, facts: dict[str, Any], match: re.Match[str]) -> Family:
         cores=_of_tier(facts["cores"], tier),
         vector_share=_of_tier(facts.get("vector_share", 1.0), tier),
         core=core_of(name),
+        is_hybrid=facts.get("hybrid", False),
     )
 
 
