@@ -111,6 +111,7 @@ def third_part() -> tuple[pd.DataFrame, pd.DataFrame]:
 def write(rows: pd.DataFrame) -> None:
     """models/record.csv: every row of the third part with its prediction, in tokens/s."""
     ordered = rows.sort_values(["phase", "backend", "device", "model", "quantization", "tps"])
+    ordered = ordered.astype({"n_prompt": "Int64"})  # a length may be unknown
     with RECORD.open("w", encoding="utf-8", newline="") as file:
         names = [field.name for field in dataclasses.fields(RecordedRate)]
         writer = csv.writer(file, lineterminator="\n")
