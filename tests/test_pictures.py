@@ -22,6 +22,7 @@ from lab.features.explain import picture as explain_picture
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import explanation, kernel_rates
 from lab.show import canvas, comparison, plot_runs, plot_trial, text_setup
+from lab.show.point_labels import label_points
 from lab.show.section import Picture, numbered
 from lab.show.wording import percent
 from tests.bench import doubt
@@ -482,3 +483,16 @@ def test_pictures_of_equal_name_get_different_names() -> None:
 def test_a_logarithmic_axis_refuses_what_it_cannot_show(x: list[int], y: list[int]) -> None:
     with pytest.raises(LabError, match="A logarithmic axis cannot show"):
         canvas.plot_lines({"line": (x, y)}, "x", "y", "Title", log=True)
+
+
+@pytest.mark.parametrize("x", [0.1, 0.5, 0.9])
+def test_a_label_longer_than_the_room_beside_its_point_stays_in_the_axes(x: float) -> None:
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    label_points(ax, [(x, 0.5, "qwen3-30b-a3b, epyc-7763-cores=2: 3.0x")])
+    figure.draw_without_rendering()
+    label = ax.texts[0].get_window_extent()
+    frame = ax.get_window_extent()
+    assert frame.x0 <= label.x0
+    assert label.x1 <= frame.x1 + 1

@@ -75,7 +75,7 @@ def _free_box(
     left = at_x + GAP * inch
     is_left = left + width > frame.x1
     if is_left:
-        left = at_x - GAP * inch - width
+        left = max(frame.x0, at_x - GAP * inch - width)
     for number in range(2 * N_TRIES):
         distance = (number // 2) * height / 4
         if number % 2 == 1:  # above and below in turn, ever farther away
