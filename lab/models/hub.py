@@ -471,23 +471,23 @@ def _drop(path: Path, folder: Path) -> int:
 class Announced(NamedTuple):
     """What the hub says about a file."""
 
-    commit_hash: str
     etag: str
     size: int
 
 
 def _announced(remote: HubFile) -> tuple[str, Announced]:
-    """The address of a file, and what the hub says about it: commit, sum and size."""
+    """The address of a file, and what the hub says about it: sum and size."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
     metadata = get_hf_file_metadata(url, timeout=ANSWER_S, endpoint=_endpoint())
-    for name in (metadata.commit_hash, metadata.etag):  # they become names in the cache
-        if not re.fullmatch(r"\w[\w.-]*", name or ""):
+    etag = metadata.etag or ""
+    for name in (metadata.commit_hash or "", etag):  # they become names in the cache
+        if not re.fullmatch(r"\w[\w.-]*", name):
             raise _no_hub()
     if metadata.size is None or metadata.size < 0:
         raise _no_hub()
-    return url, Announced(metadata.commit_hash or "", metadata.etag or "", metadata.size)
+    return url, Announced(etag, metadata.size)
 
 
 def _check_announced(remote: HubFile, sha256: str | None, n_bytes: int) -> None:
