@@ -18,8 +18,8 @@ NAN = float("nan")
 
 @dataclass(frozen=True, kw_only=True)
 class FigureKind:
-    """A figure. Unknown is None. A figure without `label` is not compared; those with one are
-    times, of which less is better."""
+    """A figure. Unknown is None. A figure without `label` is not compared; the others are times:
+    less is better."""
 
     name: str
     meaning: str = ""  # for the documentation
@@ -28,7 +28,7 @@ class FigureKind:
     axis: str = ""  # of pictures
     is_of_prompt: bool = False  # it does not depend on the number of generated tokens
     scale: float = 1.0  # of the number in a table
-    rate_of: str = ""  # the name of the time, if it is a rate, of which more is better
+    rate_of: str = ""  # of a rate (more is better): the name of the time
     of_run: Callable[[Run], float | None] | None = None
     of_request: Callable[[RequestFigures], float | None] | None = None
     factor: float = 1  # of what these functions give

@@ -432,7 +432,7 @@ def _folder(remote: HubFile) -> Path:
 
 
 def _check_names(remote: HubFile) -> None:
-    """LabError for names of which one would lead outside the cache."""
+    """LabError if a name would lead outside the cache."""
     names = {"repo": remote.repo, "revision": remote.revision}
     if remote.file:
         names["file"] = remote.file

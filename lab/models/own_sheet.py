@@ -114,7 +114,7 @@ class OwnSheet:
         return f"gbps={gbps:.6g} {self.facts}".strip()
 
     def rates(self, decode_at: int) -> list[str]:
-        """The rates for `--measured`: of prefill, and of decode after so many positions."""
+        """The rates for `--measured`: of prefill, and of decode after `decode_at` positions."""
         rates = []
         prefill_tps = self.value(PREFILL)
         token_ms = self.value(TOKEN)

@@ -24,9 +24,9 @@ from lab.runner.progress import KERNEL, ShowStatus, Status
 
 ROUNDS = 2  # every probe is timed in each, unless the machine is disturbed and its rate sure
 STEADY = 1.03  # the best passes of a steady probe's rounds differ by no more than this factor
-SURE_PASSES = 3  # so many passes of a round, as near to its best, make a probe's rate sure
-LATE = 1.5  # a disturbed machine that is so many times slower times sure rates only once
-SPENT = 2.5  # after so many times the announced time no kernel is timed a third time
+SURE_PASSES = 3  # a rate is sure if this many passes of a round are as near to its best
+LATE = 1.5  # a disturbed machine that is slower by this factor times sure rates only once
+SPENT = 2.5  # after this multiple of the announced time no kernel is timed a third time
 EACH_S = 0.5  # a probe takes, about
 SURE = 20  # the forecast trusts EACH_S as much as SURE measured probes
 LEAST_READ = 256 * 2**20  # bytes that a plain read goes through

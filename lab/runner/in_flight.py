@@ -6,8 +6,8 @@ from lab.core import stats
 from lab.process.wire import Progress
 
 FEWEST_POINTS = 4  # of a prefill, for a curve through them
-PRIOR_TOKENS = 4  # the forecast of a decode counts as much as so many tokens
-OVERDUE = 2.0  # a step that takes so many times as long as its pace says is slower than that
+PRIOR_TOKENS = 4  # the forecast of a decode counts as much as this number of tokens
+OVERDUE = 2.0  # a step that takes this multiple of what its pace says is slower than its pace
 SURE_S = 5.0  # a run that takes so long says how slow the others will be
 
 

@@ -109,7 +109,7 @@ def n_cores_watched(machine: Machine) -> float | None:
 
 
 def n_cores_free(machine: Machine, taken: float) -> float | None:
-    """Cores that the lab can use while others take so many of those watched; None if unknown."""
+    """Cores that the lab can use while others take `taken` of those watched; None if unknown."""
     watched = n_cores_watched(machine)
     if watched is None:
         return None

@@ -52,5 +52,5 @@ class RunList:
         self._left = kept_runs
 
     def pass_over(self, n_left: int) -> None:
-        """Count the next runs as taken, until so many are left."""
+        """Count the next runs as taken, until `n_left` are left."""
         self._left = self._left[len(self._left) - n_left :]

@@ -327,8 +327,8 @@ def explore(
 
 
 def repeats(n_figures: int = 1) -> int:
-    """The fewest runs (of a trial: blocks) with which an interval can be told for each of so many
-    figures that are compared together."""
+    """The fewest runs (of a trial: blocks) with which an interval can be told for each of
+    `n_figures` figures that are compared together."""
     return stats.fewest_for_interval(1 - (1 - stats.CONFIDENCE) / n_figures)
 
 

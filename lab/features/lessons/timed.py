@@ -58,7 +58,7 @@ def rows(
 
 
 def steps_s(records: Sequence[Record], n_seq: int) -> list[float]:
-    """The seconds of a step with so many sequences in each timed run of `lab.batch`."""
+    """The seconds of a step with `n_seq` sequences in each timed run of `lab.batch`."""
     rows_of_runs = [rows([record])[0] for record in timed_runs(records)]
     return [row.step_s for row in rows_of_runs if row.n_seq == n_seq]
 
