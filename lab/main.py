@@ -60,8 +60,53 @@ def lab() -> None:
 COMPARE = 'To compare values, write each in quotes: lab ab "-t 6" "-t 12"'
 HINTS = (
     (
-        "unexpected extra argument",
-        "Separate several lengths or models with commas: --prompt-len 10,100,1000",
+        r"extra arguments? \([\d.,k ]+\)",
+        "Separate several values with commas: --prompt-len 10,100,1000",
+    ),
+    (
+        r"extra arguments? \(\S*(https?:|localhost|\d+\.\d+\.\d+\.\d+)",
+        "The address of a server follows --url: lab measure --url http://localhost:8080",
+    ),
+    (
+        r"extra arguments? \(\S*\.jsonl",
+        "Saved results are read by other commands: lab show FILE.jsonl, lab compare FILE.jsonl",
+    ),
+    (
+        "extra argument",
+        "Each value follows its option: --model phi-3-mini --device rtx-4090 --prompt-len 10,1000",
+    ),
+    (
+        r"Missing argument 'RESULTS",
+        "Name the files or folders of results: lab show results/FILE.jsonl. "
+        "lab measure prints the name of its file at the end.",
+    ),
+    (
+        "No such command '(bench|benchmark|llama-bench|run|perf|speed|test|time)'",
+        "To measure a model's speed: lab measure --model phi-3-mini",
+    ),
+    (
+        "No such command '(ls|list|pull|download|get|rm|info)'",
+        "For files of models: lab models --help",
+    ),
+    (
+        "No such command '(serve|server|proxy)'",
+        "The lab measures a server that runs already: lab measure --url http://localhost:8080",
+    ),
+    (
+        "No such command '(perplexity|ppl|quantize|kl)'",
+        "For what quantizations cost and gain: lab quant --help",
+    ),
+    (
+        "No such command '(devices?|gpus?|system|sysinfo|env|check|version)'",
+        "For this machine and its devices: lab doctor",
+    ),
+    (
+        "No such option '(-d|--depth|--n-depth)'",
+        "Tokens already in the context are part of the prompt: --prompt-len 4096 --gen 128",
+    ),
+    (
+        "No such option '(--backend|--gpus?|--cuda|--cpu|--vulkan|--metal)'",
+        "Which devices there are: lab doctor. To choose: --device none, --n-gpu-layers 99",
     ),
     ("'--threads'.* is not a valid integer|Missing argument 'VARIANT", COMPARE),
     (

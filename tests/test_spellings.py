@@ -125,7 +125,7 @@ def test_names_of_models_that_the_catalog_has(text: str) -> None:
     assert spec.entry is not None
     assert spec.entry.name == name
     if spec.source == catalog.SYNTHETIC and quantization is None:
-        quantization = catalog.DEFAULT_SYNTHETIC_QUANTIZATION
+        quantization = spec.entry.usual_quantization
     assert spec.quantization == quantization
 
 

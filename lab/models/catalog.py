@@ -35,7 +35,8 @@ FILE = "file"
 OLLAMA = "ollama"
 SYNTHETIC = "synthetic"
 REQUANTIZED = "requantized"
-DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
+DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"  # of synthetic:NAME: the lab writes it itself
+USUAL_QUANTIZATION = "Q4_K_M"  # of the files that most users download
 LEAST_LIKE = 0.5  # of names that are offered for an unknown one
 MOST_NEAREST = 3
 LONGEST_NAME = 255  # letters of a name: the most that a file system takes
@@ -95,6 +96,11 @@ class Entry:
     gated: bool = False
     # What the repo has, with their bytes, the best first.
     quantizations: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def usual_quantization(self) -> str:
+        """Of a model that is asked for by its name alone."""
+        return self.quantization or USUAL_QUANTIZATION
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ def parse(text: str, or_shape: bool = False) -> Spec:
         hint = f"Give a name such as {DEFAULT}, the path of a .gguf file, or hf:OWNER/REPO:Q4_K_M."
         raise LabError("The name of the model is empty.", hint)
     if text.startswith(stores.PREFIX):
-        model = stores.find_ollama(text.removeprefix(stores.PREFIX))
+        model = stores.find_ollama(text.removeprefix(stores.PREFIX).removeprefix("//"))
         return Spec(model.spec, OLLAMA, path=model.path)
     if text.startswith("synthetic:"):
         entry, tag = _read_name(text.removeprefix("synthetic:"))
@@ -201,7 +207,7 @@ def _of_entry(text: str, entry: Entry, tag: str | None, or_shape: bool) -> Spec:
     """The SPEC of a model of the catalog. LabError if it has only the shape, unless `or_shape`."""
     if not entry.embedded and entry.repo is None:
         if or_shape:
-            quantization = tag or DEFAULT_SYNTHETIC_QUANTIZATION
+            quantization = tag or entry.usual_quantization
             return Spec(text, SYNTHETIC, entry, quantization=quantization)
         what = f"The catalog has only the shape of {text}, no file to download."
         hint = (
@@ -535,5 +541,7 @@ def _existing_file(text: str) -> Path | None:
         hint = "Check the path, or list the models: lab models"
         if bare_hub_name(text):
             hint = f"Check the path. A model on the hub is written hf:{text}"
+        if base_of(without_tag(path.stem)[0].lower()):
+            hint += f"\nTo predict it without the file: lab predict --model {path.stem}"
         raise LabError(f"There is no model file {text}.", hint)
     return None

@@ -58,7 +58,7 @@ def model_named(text: str) -> Model | None:
     entry = entry_named(name)
     if entry is None:
         return None
-    quantization = tag or entry.quantization or synthetic.USUAL
+    quantization = tag or entry.usual_quantization
     model = synthetic.model_like(entry, quantization)
     is_known = entry.name in catalog.entries() and entry.shape_source
     return model if is_known else dataclasses.replace(model, source=APPROXIMATE)

@@ -65,7 +65,7 @@ def find(
     if file:
         return read(worker, spec, file)
     if spec.entry:
-        kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
+        kind = spec.quantization or spec.entry.usual_quantization
         return synthetic.model_of(spec.entry, kind)
     if spec.repo is None:
         raise _not_here(spec)

@@ -40,7 +40,6 @@ QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
 llama.cpp's quantizer makes the others from these.
 """
 
-USUAL = "Q4_K_M"  # used if neither the user nor the catalog names a quantization
 COMMON = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
 
 FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208, 18.5 * 5.05)}

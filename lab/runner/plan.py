@@ -300,7 +300,7 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
     if watch or entry is None or is_readable:
         file = obtain.obtain(spec, worker, watch, machine.memory_available())
         return _PlannedModel(file, obtain.read(worker, spec, file))
-    quantization = spec.quantization or entry.quantization or synthetic.USUAL
+    quantization = spec.quantization or entry.usual_quantization
     name = synthetic.quantization_name(quantization)
     tensors = []
     for tensor in synthetic.tensors(entry.shape, name):

@@ -94,7 +94,7 @@ def by_bytes(pair: Pair, positions: Sequence[float]) -> float | None:
             continue
         if spec.entry is None:
             continue
-        quantization = spec.quantization or spec.entry.quantization or synthetic.USUAL
+        quantization = spec.quantization or spec.entry.usual_quantization
         model = synthetic.model_of(spec.entry, quantization)
         steps = [cost.step(model, 1, round(position), 1) for position in positions]
         if steps[0] and steps[1]:
