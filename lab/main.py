@@ -77,8 +77,24 @@ HINTS = (
     ),
     (
         r"Missing argument 'RESULTS",
-        "Name the files or folders of results: lab show results/FILE.jsonl. "
+        "Name the files or folders of results, such as results/FILE.jsonl. "
         "lab measure prints the name of its file at the end.",
+    ),
+    (
+        r"Missing argument 'FILE\.",
+        "Name a file with another tool's results: lab import bench.json",
+    ),
+    (
+        r"Missing argument 'SPEC\.",
+        "Name a model, such as phi-3-mini. All names: lab models",
+    ),
+    (
+        "Missing option '--(good|bad)'",
+        "Name a fast and a slow build: lab bisect --good 0.3.20 --bad 0.3.36",
+    ),
+    (
+        "Missing option '--url'",
+        "Give the address of your server: lab record --url http://localhost:8080",
     ),
     (
         "No such command '(bench|benchmark|llama-bench|run|perf|speed|test|time)'",
