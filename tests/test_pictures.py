@@ -157,6 +157,10 @@ def legend_labels(figure: Figure) -> list[str]:
     return labels
 
 
+def title_of(figure: Figure) -> str:
+    return figure.get_suptitle() or figure.axes[0].get_title()
+
+
 def axes_titles(figure: Figure) -> list[str]:
     return [ax.get_title() for ax in figure.axes]
 
@@ -184,7 +188,7 @@ def test_no_picture_cuts_off_or_covers_anything(figure: Figure) -> None:
 def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(
     figure: Figure,
 ) -> None:
-    title = figure.get_suptitle() or figure.axes[0].get_title()
+    title = title_of(figure)
     assert "tiny" in title or "smollm2-135m" in title
     texts: list[Any] = figure.findobj(Text)
     shown = " ".join(text.get_text() for text in texts)
@@ -194,6 +198,9 @@ def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(
 
 
 FINDINGS = {
+    "prefill": "Prefill: 10.0 ms for 10 prompt tokens, 2.00 s for 1,000",
+    "decode": "Decode: 11.0 ms per token after 20 prompt tokens, 21.0 ms per token after 40",
+    "shares": "Prefill's share: 18 % with 10 prompt tokens, 96 % with 1,000",
     "batch": "8 sequences together: 1.00x the tokens/s of one in total, 0.125x per user",
     "stall": "A prompt of 100 tokens stops 2 streams for up to 134 ms all at once, 15.0 ms in "
     "chunks of 10",
@@ -213,7 +220,7 @@ def test_a_title_begins_with_what_was_found_and_names_model_and_machine(name: st
         figure = canvas.drawn(drawing_of_experiment("batch", quiet), size)
     else:
         figure = canvas.drawn(make_drawing(), size)
-    finding, subject = figure.get_suptitle().split("\n")
+    finding, subject = title_of(figure).split("\n")
     assert finding == FINDINGS[name]
     assert subject.startswith("tiny Q4_0")
     assert "Test CPU, 4 cores" in subject
@@ -222,6 +229,26 @@ def test_a_title_begins_with_what_was_found_and_names_model_and_machine(name: st
 def test_of_doubtful_runs_a_title_has_no_finding() -> None:
     figure = canvas.drawn(PICTURES["batch"][0](), WIDE)
     assert figure.get_suptitle().startswith("Sequences decoded together\n")
+    disturbed = [doubt.neighbour(record) for record in repeats(1)]
+    beginnings = {
+        "prefill": "Prefill: time until ",
+        "decode": "Decode: time per ",
+        "shares": "Where the time ",
+    }
+    for name, beginning in beginnings.items():
+        assert title_of(canvas.drawn(drawing(name, disturbed), SMALL)).startswith(beginning)
+
+
+def test_a_title_of_several_setups_says_what_is_drawn() -> None:
+    figure = canvas.drawn(drawing("prefill", setups(2)), SMALL)
+    assert title_of(figure).startswith("Prefill: time until the prompt is processed\n")
+
+
+def test_a_title_of_requests_tells_ttft() -> None:
+    """Medians of three requests: 50 ms, 1 ms for each token, 1 ms for each repeat."""
+    figure = canvas.drawn(PICTURES["ttft"][0](), SMALL)
+    finding = "TTFT: 61.0 ms for 10 prompt tokens, 151 ms for 100\n"
+    assert title_of(figure).startswith(finding)
 
 
 def test_each_of_several_setups_has_its_model_and_machine_in_the_title() -> None:

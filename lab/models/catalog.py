@@ -538,10 +538,14 @@ def _existing_file(text: str) -> Path | None:
             what = f"{text} is a link to {path.readlink()}, which is not there."
             raise LabError(what, "Get the file again, or give its new path.")
         split_files.check_beside(path)
-        hint = "Check the path, or list the models: lab models"
-        if bare_hub_name(text):
-            hint = f"Check the path. A model on the hub is written hf:{text}"
-        if base_of(without_tag(path.stem)[0].lower()):
-            hint += f"\nTo predict it without the file: lab predict --model {path.stem}"
-        raise LabError(f"There is no model file {text}.", hint)
+        raise LabError(f"There is no model file {text}.", _what_to_do_without(path, text))
     return None
+
+
+def _what_to_do_without(path: Path, text: str) -> str:
+    hint = "Check the path, or list the models: lab models"
+    if bare_hub_name(text):
+        hint = f"Check the path. A model on the hub is written hf:{text}"
+    if base_of(without_tag(path.stem)[0].lower()):
+        hint += f"\nTo predict it without the file: lab predict --model {path.stem}"
+    return hint

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, phases, request_times
+from lab.core.figures import TPOT
 from lab.core.lists import join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
@@ -99,8 +100,19 @@ def plot_decode(
             " (the first ends TTFT)" if table.alone(timed) else " (prefill produces the first)"
         )
     canvas.name_axes(axes, x_label, f"time since the previous {kind} (ms)")
-    canvas.finish(axes, f"Decode: {TITLES[kind]}\n{selection.subject(timed, rows)}")
+    canvas.finish(axes, f"Decode: {_finding(rows, kind)}\n{selection.subject(timed, rows)}")
     return axes[0]
+
+
+def _finding(rows: pd.DataFrame, kind: str) -> str:
+    """TPOT after the shortest and the longest prompt, or what the picture shows."""
+    if kind != TOKEN:
+        return TITLES[kind]
+
+    def per_token(tpot_ms: float) -> str:
+        return f"{digits(tpot_ms)} ms per token"
+
+    return selection.stated_at_ends(rows, TPOT.name, per_token, "after") or TITLES[kind]
 
 
 def _evenly_spaced(lengths: Sequence[int]) -> list[int]:

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from lab.core.figures import PREFILL as PREFILL_TIME, TTFT
+from lab.core.figures import PREFILL as PREFILL_TIME, TTFT, FigureKind
 from lab.core.record import PREFILL
 from lab.core.results import Readable
 from lab.core.shown import is_unreliable
 from lab.errors import LabError
 from lab.show import canvas, selection, table
 from lab.show.canvas import GUIDE
-from lab.show.wording import digits, times
+from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,9 +25,10 @@ FEWEST_STEPS = 3  # of a run whose progress is a line
 MOST_GROWTHS = 4  # lengths of a single setup up to which the picture says how the time grows
 
 
-TITLES = {
-    PREFILL_TIME: "Prefill: time until the prompt is processed",
-    TTFT: "TTFT: time until the first token arrives",
+NAMES = {PREFILL_TIME: "Prefill", TTFT: "TTFT"}
+MEANINGS = {
+    PREFILL_TIME: "time until the prompt is processed",
+    TTFT: "time until the first token arrives",
 }
 
 
@@ -78,8 +79,14 @@ def plot_prefill(records: Readable, ax: Axes | None = None) -> Axes:
         _write_growth(axes[0], rows, figure.name)
     _draw_proportion(curves, rows, figure.name, shares_axes)
     canvas.name_axes(axes, "prompt length (tokens)", figure.axis)
-    canvas.finish(axes, f"{TITLES[figure]}\n{selection.subject(timed, rows)}")
+    canvas.finish(axes, f"{_finding(rows, figure)}\n{selection.subject(timed, rows)}")
     return axes[0]
+
+
+def _finding(rows: pd.DataFrame, figure: FigureKind) -> str:
+    """The times of the shortest and the longest prompt, or what the picture shows."""
+    stated = selection.stated_at_ends(rows, figure.name, seconds, "for")
+    return f"{NAMES[figure]}: {stated or MEANINGS[figure]}"
 
 
 def _curves(

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lab.core import shown
+from lab.core.figures import PREFILL_SHARE
 from lab.core.lists import plural
 from lab.core.results import Readable
 from lab.errors import LabError
@@ -49,9 +50,21 @@ def plot_shares(records: Readable, ax: Axes | None = None) -> Axes:
         ax.barh(names[:1], 0, alpha=0, label="!: some runs disturbed; !!: half or more")
     ax.set(xlim=(0, 100), xlabel="share of the request's time (%)")
     subject = selection.subject(timed, rows)
-    canvas.finish([ax], f"Where the time of a request goes\n{subject}")
+    canvas.finish([ax], f"{_finding(rows)}\n{subject}")
     ax.grid(visible=False, axis="y")
     return ax
+
+
+def _finding(rows: pd.DataFrame) -> str:
+    """Prefill's share with the shortest and the longest prompt, or what the picture shows."""
+
+    def percent(share: float) -> str:
+        return f"{100 * share:.0f} %"
+
+    stated = ""
+    if rows.n_gen.nunique() == 1:
+        stated = selection.stated_at_ends(rows, PREFILL_SHARE.name, percent, "with")
+    return f"Prefill's share: {stated}" if stated else "Where the time of a request goes"
 
 
 def _bar_name(row: pd.Series) -> str:
