@@ -244,13 +244,6 @@ def test_a_title_of_several_setups_says_what_is_drawn() -> None:
     assert title_of(figure).startswith("Prefill: time until the prompt is processed\n")
 
 
-def test_a_title_of_requests_tells_ttft() -> None:
-    """Medians of three requests: 50 ms, 1 ms for each token, 1 ms for each repeat."""
-    figure = canvas.drawn(PICTURES["ttft"][0](), SMALL)
-    finding = "TTFT: 61.0 ms for 10 prompt tokens, 151 ms for 100\n"
-    assert title_of(figure).startswith(finding)
-
-
 def test_each_of_several_setups_has_its_model_and_machine_in_the_title() -> None:
     one_thread = dataclasses.replace(SETTINGS, n_threads=1)
     records = [make_record(batch_run(n_seq)) for n_seq in (1, 8)]

@@ -172,7 +172,7 @@ def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> N
     assert y_of(median) == pytest.approx([0.061, 0.151])
     assert len(y_of(points)) == 6
     assert ax.get_title().split("\n") == [
-        "TTFT: time until the first token arrives",
+        "TTFT: 61.0 ms for 10 prompt tokens, 151 ms for 100",
         "tiny through llama-server at http://127.0.0.1:1/v1",
         "client Test CPU, 4 cores; 3 repeats",
     ]
