@@ -76,7 +76,6 @@ def test_a_figure_in_a_sentence_names_its_setup() -> None:
     [
         "I expected it to run at 80 t/s",
         "30-35 tokens/s",
-        "35 tok/sec 500 tokens",
         "20 t/s here: 30 t/s",
         "it should do: 50 t/s",
         "between 20 and 30 t/s",
@@ -86,6 +85,39 @@ def test_a_figure_in_a_sentence_names_its_setup() -> None:
 def test_other_rates_in_a_sentence_are_no_figure(sentence: str) -> None:
     with pytest.raises(LabError):
         reader.read(sentence)
+
+
+STATED = {
+    "my 3090 gets 25 tok/s with qwen3 32b q4_k_m": (25.0, "qwen3 32b", "RTX 3090"),
+    "25 tok/s qwen3 32b q4_k_m on a 3090": (25.0, "qwen3 32b", "RTX 3090"),
+    "about 41.2 t/s (gemma 3 12b, M4 Pro)": (41.2, "gemma 3 12b", "M4 Pro"),
+    "RTX 4090 here, 92 tokens per second": (92.0, None, "RTX 4090"),
+    "35 tok/sec 500 tokens": (35.0, None, None),
+    "I see 7.5 tps with everything on the CPU": (7.5, None, None),
+}
+
+
+@pytest.mark.parametrize("words", STATED)
+def test_words_on_the_command_line_are_a_side_with_their_only_rate(words: str) -> None:
+    (figure,) = reader.read(words)
+    assert (figure.tps, figure.model, figure.device) == STATED[words]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("others get 35", "'35 t/s' B"),
+        ("12", "'12 t/s' B"),
+        ("9.5 with a 3090", "-"),
+        ("35 t/s before, 30 t/s after", "one measured rate"),
+        ("it should be 57 t/s", "'57 t/s' B"),
+        ("run-12.txt", "Known formats"),
+    ],
+)
+def test_other_words_are_told_what_to_write(words: str, hint: str) -> None:
+    with pytest.raises(LabError, match="neither a figure") as problem:
+        reader.read(words)
+    assert hint in problem.value.hint
 
 
 def rates(text: str) -> list[tuple[float, str, int | None]]:

@@ -42,6 +42,7 @@ LONGEST_SENTENCE = 200
 BEFORE_RATE = re.compile(
     r"(?:[:=,~]|\b(?:at|get|gets|gives|is|are|runs|does|about|around))\s*$"
 )
+END_OF_RANGE = re.compile(r"\d\s*(?:-|\u2013|to|and|or)\s*$")
 OF_PROMPT = re.compile(r"\b(?:prompt|prefill|pp\d*)\b", re.I)
 NOT_MEASURED = re.compile(
     r"\b(?:expect\w*|should|would|could|target|goal|instead|supposed|used to|want|hope|need"
@@ -251,19 +252,38 @@ def read_bare(text: str) -> list[Figure]:
     if about:
         bare = bare[about.end() :]
     match = BARE.fullmatch(bare) or only_rate(bare)
-    if not match:
+    return [_bare(match)] if match else []
+
+
+def read_stated(words: str) -> list[Figure]:
+    """The only rate of words that a user typed as one side of a comparison, such as `25 tok/s on
+    a 3090`; none if they speak of what ought to be, or of a range."""
+    match = _single_rate(words)
+    if match is None or END_OF_RANGE.search(words[: match.start()]):
         return []
-    phase = PREFILL if OF_PROMPT.search(bare[: match.start()]) else UNKNOWN
-    return [Figure(source="a bare figure", tps=number(match[1]), phase=phase, counts=UNKNOWN)]
+    return [_bare(match)]
+
+
+def _bare(match: re.Match[str]) -> Figure:
+    is_of_prompt = OF_PROMPT.search(match.string[: match.start()])
+    phase = PREFILL if is_of_prompt else UNKNOWN
+    return Figure(source="a bare figure", tps=number(match[1]), phase=phase, counts=UNKNOWN)
 
 
 def only_rate(sentence: str) -> re.Match[str] | None:
     """The only rate of a short line, if the line does not speak of what ought to be."""
+    match = _single_rate(sentence)
+    if match is None:
+        return None
+    before = sentence[: match.start()]
+    after = sentence[match.end() :]
+    is_told = BEFORE_RATE.search(before) and re.search(r"[A-Za-z]{2}", before)
+    return match if is_told and not after.strip(" .!") else None
+
+
+def _single_rate(sentence: str) -> re.Match[str] | None:
     matches = list(BARE.finditer(sentence))
     is_short = len(sentence) <= LONGEST_SENTENCE and "\n" not in sentence
     if len(matches) != 1 or not is_short or NOT_MEASURED.search(sentence):
         return None
-    before = sentence[: matches[0].start()]
-    after = sentence[matches[0].end() :]
-    is_told = BEFORE_RATE.search(before) and re.search(r"[A-Za-z]{2}", before)
-    return matches[0] if is_told and not after.strip(" .!") else None
+    return matches[0]

@@ -41,6 +41,9 @@ LIKE_A_RATE = re.compile(
     r"|\b(?:eval|prompt) (?:rate|time|duration)\b|tokens-per-sec",
     re.I,
 )
+LONE_NUMBER = re.compile(r"(?:[^\d./\\]*\s)?(\d{1,9}(?:[.,]\d{1,9})?)(?:\s[^\d./\\]*)?")
+"""Words without a path that hold one number."""
+
 MOST_QUOTED = 3
 LONGEST_QUOTE = 80
 FEWEST_WORDS = 4  # of a sentence
@@ -74,8 +77,17 @@ def parse_words(typed: str) -> list[Figure]:
     except LabError as problem:
         if CONTRADICTION in problem.what:
             raise
+        stated = programs.read_stated(typed)
+        if stated:
+            return prose.with_prose(setup.with_setups(stated, typed), typed)
         what = f"{typed[:100]!r} is neither a figure such as 35 tokens/s nor a readable file."
         hint = f"Give a figure, - for stdin, or a file. {KNOWN}"
+        without_unit = LONE_NUMBER.fullmatch(typed.strip())
+        if without_unit:
+            figure = f"{without_unit[1]} t/s"
+            hint = f"Give the unit too: {shell.lab('why', figure, 'B')}"
+        elif programs.BARE.search(typed):
+            hint = f"{hint_in_words(typed)}. One argument is one side, with one measured rate."
         raise LabError(what, hint) from None
 
 
