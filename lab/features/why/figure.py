@@ -77,6 +77,7 @@ class Figure:
     compute_tps: float | None = None  # of decode steps without sampling
     line: int | None = None  # of the text
     about: str = ""
+    heading: Fact | None = None  # what the author of a text calls it
     is_of_server: bool = False
     has_named_device: bool = False  # the user named it, as lab predict takes it
     was_cached: bool = False  # the prompt, so that its rate is none
@@ -188,7 +189,8 @@ class Figure:
             parts.append(f"{self.n_streams} at once")
         if self.is_speculative:
             parts.append("speculative decoding")
-        parts += [self.about, self.weakness]
+        heading = f'"{self.heading.value}"' if self.heading else ""
+        parts += [self.about, heading, self.weakness]
         if self.line is not None:
             parts.append(f"line {self.line}")
         return printable(", ".join(part for part in parts if part))

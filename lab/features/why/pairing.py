@@ -41,6 +41,45 @@ def setup_of(figure: Figure) -> tuple[object, ...]:
     return figure.source, facts_of_figure
 
 
+def two_of(side: Side, prefill: bool) -> tuple[list[Figure], list[Figure]] | None:
+    """Two setups of one text: of one setup under two headings, or the first two setups, the
+    second one under another heading if there is one; else two rates of a phase.
+
+    None if there are none. Prefill is compared if there is no rate of decode.
+    """
+    figures = [figure for setup in side for figure in setup]
+    is_prefill = prefill or all(figure.is_prefill or not figure.is_rate for figure in figures)
+    setups = list[list[Figure]]()
+    for setup in side:
+        if any(is_of_phase(figure, is_prefill) for figure in setup):
+            setups.append(setup)
+    if not setups:
+        return None
+    first = setups[0]
+    of_phase = [figure for figure in first if is_of_phase(figure, is_prefill)]
+    under = dict.fromkeys(figure.heading for figure in of_phase)
+    if len(under) > 1:
+        above, below = list(under)[:2]
+        return (
+            [figure for figure in first if figure.heading == above],
+            [figure for figure in first if figure.heading == below],
+        )
+    if len(setups) > 1:
+        for setup in setups[1:]:
+            of_setup = {figure.heading for figure in setup if is_of_phase(figure, is_prefill)}
+            if setup[0].source == first[0].source and not of_setup & set(under):
+                return first, setup
+        return first, setups[1]
+    if len(of_phase) > 1 and not of_phase[0].records:
+        return [of_phase[0]], [of_phase[1]]
+    return None
+
+
+def is_of_phase(figure: Figure, is_prefill: bool) -> bool:
+    """Whether a figure can be compared with those of a phase."""
+    return figure.is_rate and figure.is_prefill == is_prefill
+
+
 def is_of_lab(name: str) -> bool:
     """Whether a name is of a results file, a folder or a page of the lab."""
     if len(name) > LONGEST_PATH or "\n" in name:
@@ -140,14 +179,36 @@ def others_in_words(
                 left_out.append(in_words(figure))
         if not left_out:
             continue
-        labels = left_out[:MOST_LISTED]
-        n_more = len(left_out) - len(labels)
-        if n_more:
-            labels.append(f"and {n_more} more")
-        sentences.append(f"other figures of {letter}, not compared: {'; '.join(labels)}")
+        sentences.append(f"other figures of {letter}, not compared: {listed(left_out)}")
     if chosen[0].is_prefill and not prefill:
         sentences.append("prefill is compared, since no decode rate is of both sides")
     return sentences
+
+
+def setups_in_words(
+    sides: Sequence[Side], compared: Sequence[Sequence[Figure]], chosen: Sequence[Figure]
+) -> list[str]:
+    """A sentence on the setups of a single text that are neither A nor B."""
+    if len(sides) > 1 or chosen[0].records:
+        return []
+    left_out = list[str]()
+    for setup in sides[0]:
+        for figure in setup:
+            is_compared = any(figure in side for side in compared)
+            if not is_compared and figure.is_prefill == chosen[0].is_prefill:
+                left_out.append(in_words(figure))
+    if not left_out:
+        return []
+    return [f"other setups of the text, not compared: {listed(left_out)}"]
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The first labels, and how many more there are."""
+    shown = list(labels[:MOST_LISTED])
+    n_more = len(labels) - len(shown)
+    if n_more:
+        shown.append(f"and {n_more} more")
+    return "; ".join(shown)
 
 
 def is_same_rate(figure: Figure, chosen: Figure) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Unpack
 
 from lab.app.options import seconds_of
-from lab.core import sampling
+from lab.core import files, sampling
 from lab.core.arguments import Reaching, StrPath, Time
 from lab.core.keywords import SamplerSettings
 from lab.core.record import Record
@@ -88,7 +88,9 @@ def why(
         asked_again=command_words(names, model, url),
     )
     explained = answer(named[0], named[1], question)
-    return with_notes(explained, pairing.others_in_words((first, second), chosen, prefill))
+    left_out = pairing.setups_in_words(sides, (first, second), chosen)
+    others = pairing.others_in_words((first, second), chosen, prefill)
+    return with_notes(explained, left_out + others)
 
 
 def command_words(names: Sequence[object], model: str | None, url: str | None) -> list[str]:
@@ -160,21 +162,25 @@ def both_sides(
 
     LabError for a single setup: lab explain says what limits it.
     """
-    if len(sides) == 2:
-        return flat(sides[0]), flat(sides[1])
-    groups = sides[0]
-    if len(groups) > 1:
-        return groups[0], groups[1]
-    of_phase = [figure for figure in groups[0] if figure.is_prefill == prefill]
-    if len(of_phase) > 1 and not of_phase[0].records:
-        return [of_phase[0]], [of_phase[1]]
-    if any(figure.records for figure in groups[0]):
+    if len(sides) == 2:  # headings tell the figures of one text apart
+        first, second = (
+            [replace(figure, heading=None) for figure in flat(side)] for side in sides
+        )
+        return first, second
+    both = pairing.two_of(sides[0], prefill)
+    if both:
+        return both
+    figures = flat(sides[0])
+    shown = "stdin" if name == files.STDIN else name
+    if any(figure.records for figure in figures):
         raise LabError(
             f"{name} has one setup, and lab why compares two.",
             f"What limits one: lab explain {name}. {EXAMPLE}",
         )
+    only = last_of_phase(figures, prefill)
     raise LabError(
-        f"{name} has one figure, and lab why compares two.",
+        f"{shown} has one figure, and lab why compares two: {only.tps:.4g} tokens/s "
+        f"({only.label}).",
         f"To measure the other one here: --model SPEC. {EXAMPLE}",
     )
 

@@ -16,6 +16,7 @@ from lab.features.why.figure import Figure
 from lab.features.why.parts import (
     CHOOSING,
     EQUAL,
+    HEADING,
     MODEL,
     MORE_SETTINGS,
     OTHER_SETTINGS,
@@ -197,6 +198,17 @@ def of_program(pair: Pair) -> list[GapPart]:
         not is_one_program and "" not in map(program_of, (pair.fast, pair.slow))
     )
     return [unknown(PROGRAM, printable(text), differs=differs, lacking=builds.lacking)]
+
+
+def of_headings(pair: Pair) -> list[GapPart]:
+    """The part of what the author of a text calls the two; none if both are called the same."""
+    names = [
+        f'"{figure.heading.value}" in {letter}'
+        for letter, figure in pair.in_order
+        if figure.heading
+    ]
+    are_two = len(names) > 1 and pair.fast.heading != pair.slow.heading
+    return [unknown(HEADING, printable(", ".join(names)), differs=True)] if are_two else []
 
 
 def comparisons_of(pair: Pair) -> Iterable[FactOfBoth]:

@@ -21,6 +21,7 @@ LONGEST_LINE = 400
 MOST_LINES = 1_000  # of prose: more is another text
 OF_LOG = re.compile(
     r"\||\b(?:INFO|WARN|DEBUG|ERROR|slot|srv)\b|\bms\b|[\w.]{2,} {0,9}= |T/s\)|\[\d|: {4}|\w\(\)"
+    r"|\d / \d+ tokens"
 )
 VERSUS = re.compile(
     r"\b(?:vs\.?|versus|than|instead|compared?|unlike|previous|expect\w*|should|would|faster"

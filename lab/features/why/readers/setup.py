@@ -38,6 +38,7 @@ START = "start"
 END = "end"
 OF_ANY_PROGRAM = {"place": END}
 BELOW = "below"  # a table: it is not of the next one
+FOOT = "foot"  # of a run: it is of the figures of that run above and below it
 DEVICE_ID = "device_id"
 DRAFT = "draft"
 OF_SERVER = ("parallel", facts.SAMPLING)  # also below the start of a draft model
@@ -146,14 +147,24 @@ def with_setups(figures: Sequence[Figure], text: str) -> list[Figure]:
     events += [(figure.line or 0, 2, figure) for figure in figures]
     states = {program: Known() for program in set(map(program_of, figures))}
     ends = [statement for statement in statements if statement.place != START]
+    feet = {statement.line for statement in statements if statement.place == FOOT}
+    lines = {figure.line or 0 for figure in figures}
     completed = list[Figure]()
     for _, _, event in sorted(events, key=lambda each: each[:2]):
         if isinstance(event, Figure):
             program = program_of(event)
             now = states[program]
             now.has_figure = True
-            facts_below = said_below(event.line or 0, program, ends, started, now)
-            completed.append(with_facts(event, {**facts_below, **now.facts}))
+            line = event.line or 0
+            of_others = [each for each in ends if each.line not in lines - {line}]
+            facts_below = said_below(line, program, of_others, started, now)
+            of_text = {**facts_below, **now.facts}
+            for name, fact in facts_below.items():
+                above = of_text[name].line or 0
+                is_of_last = any(above <= other < line for other in lines)
+                if is_of_last and {above, fact.line} <= feet:
+                    of_text[name] = fact
+            completed.append(with_facts(event, of_text))
             continue
         for program, now in states.items():
             if isinstance(event, StartedProgram):

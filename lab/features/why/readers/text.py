@@ -7,7 +7,7 @@ import re
 from lab.core import files, shell
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
-from lab.features.why.readers import programs, prose, setup, tables, windows
+from lab.features.why.readers import headings, programs, prose, setup, tables, windows
 from lab.formats import markdown, text as texts
 
 MOST_BYTES = 4_000_000
@@ -117,7 +117,7 @@ def parse(text: str, name: str = "The text") -> list[Figure]:
         )
     possible.sort(key=lambda figure: figure.line or 0)
     figures = setup.with_setups(possible[:MOST_FIGURES], text)
-    return prose.with_prose(figures, text)
+    return headings.with_headings(prose.with_prose(figures, text), text)
 
 
 def nearly_read(text: str) -> str:

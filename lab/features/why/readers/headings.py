@@ -1,0 +1,93 @@
+"""What the author of a text calls the figures below: `### Vulkan`, `With FA:`, a line of its own.
+
+A heading holds until the next one. A text with one heading over all figures says nothing by it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from lab.features.why.facts import Fact
+from lab.features.why.figure import Figure
+from lab.features.why.readers import commands
+from lab.features.why.readers.prose import OF_LOG
+from lab.formats import markdown
+
+LONGEST = 120
+LONGEST_SHOWN = 40
+MOST_WORDS_ALONE = 3
+MARKED = re.compile(r"#{1,6}\s|\S[^\n]*:\s*$")
+TAG = re.compile(r"</?[a-z][^<>\n]{0,60}>", re.I)
+FENCE = re.compile(
+    r"(?:~~~.*|shell|bash|sh|console|text|txt|log|ya?ml|json|powershell|cmd|md|markdown|python)$"
+)
+"""A line that opens or closes a block, whose other marks are gone already."""
+
+ASIDE = re.compile(
+    r"https?://|[{}]|(?:services|models|env|environment|command|cmd|args|volumes|ports)\s?:"
+)
+"""Addresses, code, and keys of a configuration, which are no headings."""
+
+
+def with_headings(figures: Sequence[Figure], text: str) -> list[Figure]:
+    """The figures with the headings above them, if there is more than one."""
+    lines = {figure.line or 0 for figure in figures}
+    headings = list(headings_of(text, lines))
+    places = [heading.line or 0 for heading in headings]
+    above = [bisect_left(places, figure.line or 0) for figure in figures]
+    if len(set(above)) < 2:
+        return list(figures)
+    n_called = Counter(headings[place - 1].value for place in set(above) if place)
+    completed = list[Figure]()
+    for figure, place in zip(figures, above, strict=True):
+        heading = headings[place - 1] if place else None
+        if heading and n_called[heading.value] > 1 and place > 1 and place - 1 not in above:
+            part = headings[place - 2]  # without figures of its own: it names several headings
+            heading = replace(heading, value=f"{part.value}, {heading.value}")
+        completed.append(replace(figure, heading=heading))
+    return completed
+
+
+def headings_of(text: str, of_figures: Collection[int]) -> Iterator[Fact]:
+    """The headings of a text in order; `of_figures` are lines of figures."""
+    lines = [plain_line(line) for line in text.split("\n")]
+    for number, line in enumerate(lines, 1):
+        if number in of_figures or not is_of_prose(line):
+            continue
+        is_first = number == 1 or is_blank(lines[number - 2])
+        is_last = number == len(lines) or is_blank(lines[number])
+        is_name = is_last and len(line.split()) <= MOST_WORDS_ALONE
+        is_caption = is_first and (is_name or is_above_output(lines, number, of_figures))
+        if is_caption or MARKED.match(line):
+            words = line.strip(" #:")
+            is_long = len(words) > LONGEST_SHOWN
+            yield Fact(f"{words[:LONGEST_SHOWN]}..." if is_long else words, number)
+
+
+def plain_line(line: str) -> str:
+    """A line without marks of quotes and of HTML."""
+    return commands.own_words(TAG.sub("", line[: 2 * LONGEST])).rstrip()
+
+
+def is_blank(line: str) -> bool:
+    return not line or bool(FENCE.match(line))
+
+
+def is_of_prose(line: str) -> bool:
+    """Whether a line can be a heading: a short one of words."""
+    is_short = 0 < len(line) <= LONGEST and re.search(r"\w", line) is not None
+    is_output = OF_LOG.search(line) or ASIDE.search(line) or FENCE.match(line)
+    return is_short and not is_output and not commands.START.search(line)
+
+
+def is_above_output(lines: Sequence[str], number: int, of_figures: Collection[int]) -> bool:
+    """Whether the next line that is not empty is of a log, a table or a figure."""
+    for below, line in enumerate(lines[number:], number + 1):
+        if not is_blank(line):
+            is_output = OF_LOG.search(line) or markdown.cells_of(line)
+            return below in of_figures or bool(is_output)
+    return False
