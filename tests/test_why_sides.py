@@ -1,13 +1,17 @@
 """Two sides in one text: what the author wrote above the figures tells them apart."""
 # ruff: noqa: E501 (samples are as programs print them)
 
+import re
+from pathlib import Path
+
 import pytest
 
 from lab.errors import LabError
-from lab.features.why.figure import Figure
+from lab.features.why.figure import DECODE, UNKNOWN, Figure
 from lab.features.why.parts import GapPart
 from lab.features.why.question import why
 from lab.features.why.readers import text as reader
+from lab.formats import llama_bench_import, llama_bench_rows
 
 OLD_LOG = """\
 llama_print_timings:        load time =    900.00 ms
@@ -62,7 +66,7 @@ def test_headings_name_the_sides_and_are_a_difference(
     labels = [figure.label for _, figure in explained.pair.in_order]
     assert f'"{above}"' in labels[0]
     assert f'"{below}"' in labels[1]
-    heading = parts_of(text)["heading"]
+    heading = parts_of(text)["label"]
     assert heading.differs
     assert heading.reason == f'"{above}" in A, "{below}" in B'
 
@@ -108,7 +112,7 @@ def test_one_heading_over_all_figures_says_nothing() -> None:
         "My server:\n" + log.format(1, "2000.00", "50.00") + log.format(2, "5000.00", "20.00")
     )
     assert [figure.heading for figure in reader.parse(text)] == [None, None]
-    assert "heading" not in parts_of(text)
+    assert "label" not in parts_of(text)
 
 
 ORDINARY = [
@@ -142,7 +146,7 @@ def test_ordinary_lines_between_figures_are_no_headings(line: str) -> None:
 def test_headings_of_two_texts_are_not_compared() -> None:
     text = f"a:\n{FAST}\nb:\n{FAST}"
     explained = why(text, text.replace("a:", "c:"), budget=0)
-    assert all(part.name != "heading" for part in explained.parts)
+    assert all(part.name != "label" for part in explained.parts)
 
 
 def test_a_text_with_one_figure_is_refused_with_what_was_read() -> None:
@@ -234,3 +238,162 @@ def test_setups_of_a_text_that_are_not_compared_are_named() -> None:
     (note,) = [note for note in explained.notes if "setups" in note]
     assert note.startswith("other setups of the text, not compared: 30 tokens/s")
     assert "20 tokens/s" in note
+
+
+def tabbed(table: str) -> str:
+    """A table as a browser copies it."""
+    rows = [line.strip("| \n").split("|") for line in table.splitlines() if "--" not in line]
+    return "\n".join("\t".join(cell.strip() for cell in row) for row in rows) + "\n"
+
+
+TABBED = [
+    SWEEP.format(first="4.000", fast="32.00", second="8.000", slow="16.00"),
+    BENCH.format(cpu="5.00", gpu="50.00"),
+    "| GPU | pp512 | tg128 |\n| --- | --- | --- |\n| RTX 3060 | 900.5 | 40.5 |\n| RTX 3070 | 1200.5 | 55.5 |\n",
+    "| engine | quant | tok/s |\n| -- | -- | -- |\n| one | Q4_0 | 12.5 |\n| two | Q4_0 | 25.0 |\n",
+    "| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |\n|--|--|--|--|--|--|--|--|--|--|\n| 512 | 128 | 1 | 640 | 1.000 | 512.00 | 4.000 | 32.00 | 5.000 | 128.00 |\n",
+]
+
+
+@pytest.mark.parametrize("table", TABBED, ids=lambda table: table[:20])
+@pytest.mark.parametrize("prose", ["{}", "My card:\n\n{}\nThanks\tto all\n"])
+def test_a_table_that_a_browser_copied_is_read_like_its_source(table: str, prose: str) -> None:
+    source = [(each.tps, each.phase, each.label) for each in reader.parse(prose.format(table))]
+    copied = [
+        (each.tps, each.phase, each.label)
+        for each in reader.parse(prose.format(tabbed(table)))
+    ]
+    assert [each[:2] for each in copied] == [each[:2] for each in source]
+    assert [each[2].rpartition("line")[0] for each in copied] == [
+        each[2].rpartition("line")[0] for each in source
+    ]
+
+
+def test_lab_import_reads_a_table_that_a_browser_copied(tmp_path: Path) -> None:
+    path = tmp_path / "copied.txt"
+    path.write_text(
+        f"My card\n\n{tabbed(BENCH.format(cpu='5.00', gpu='50.00'))}\n\tso\tslow\n"
+    )
+    assert llama_bench_rows.is_of_llama_bench(path.read_text())
+    records, skipped = llama_bench_import.read(str(path), "RTX 3060")
+    assert [record.settings.n_gpu_layers for record in records] == [0, 99]
+    assert skipped == []
+
+
+UNITS = [
+    ("| binary | card | tok/s |", "| v1 | slot 1 | 12.5 |", "| v2 | slot 1 | 25.0 |"),
+    ("engine | quant | Tokens/Second", "one | Q4_0 | 12.5", "two | Q4_0 | 25.0"),
+    ("| command | t/s |", "| -t 4 | 12.5 |", "| -t 8 | 25.0 |"),
+    ("| Run | Eval Rate (tokens/s) |", "| 1 | 12.5 tokens/s |", "| 2 | 25.0 tokens/s |"),
+    ("| setup | throughput (tokens per second) |", "| a | 12.50 |", "| b | 25.00 |"),
+]
+
+
+@pytest.mark.parametrize(("head", "first", "second"), UNITS, ids=lambda each: str(each)[:18])
+def test_a_column_that_names_a_unit_alone_is_a_rate(
+    head: str, first: str, second: str
+) -> None:
+    rule = re.sub("[^|]+", "--", head)
+    text = f"{head}\n{rule}\n{first}\n{second}\n"
+    assert rates(text) == (12.5, 25)
+    for figure in reader.parse(text):
+        assert figure.phase == (DECODE if "Eval" in head else UNKNOWN)
+        assert figure.depth is None
+
+
+COLUMNS_OF_NO_RATE = [
+    *(
+        "speedup (t/s)",
+        "tok/s diff",
+        "t/s change",
+        "peak tok/s",
+        "max t/s",
+        "p95 t/s",
+        "delta tok/s",
+    ),
+    *(
+        "tokens",
+        "time",
+        "latency (ms)",
+        "GB/s",
+        "size",
+        "params",
+        "TTFT (ms)",
+        "ms/tok",
+        "req/s",
+    ),
+    *("power (W)", "tokens per watt", "VRAM", "score", "PPL", "s", "it/s", "MB/s", "tps gain"),
+]
+
+
+@pytest.mark.parametrize("head", COLUMNS_OF_NO_RATE)
+def test_other_columns_are_no_rates(head: str) -> None:
+    with pytest.raises(LabError):
+        reader.parse(f"| name | {head} |\n| --- | --- |\n| a | 12.5 |\n| b | 25.0 |\n")
+
+
+def test_a_column_of_no_phase_beside_one_of_decode_is_no_figure() -> None:
+    table = "| engine | tok/s | decode tok/s |\n| -- | -- | -- |\n| one | 10.5 | 12.5 |\n"
+    (figure,) = reader.parse(table)
+    assert (figure.tps, figure.phase, figure.about) == (12.5, DECODE, "one, decode tok/s")
+
+
+OPTIONS = [
+    ("`-sm row`", {"split_mode": "row"}),
+    ("2 cards, -sm tensor (Q4_K_XL)", {"split_mode": "tensor"}),
+    ("-t 7 -ngl 2000000", {"threads": 7, "n_gpu_layers": None}),
+    ("-fa on, -ub 2048", {"flash_attn": "on", "ubatch": 2048}),
+    ("with --n-cpu-moe 12", {"n_cpu_moe": 12}),
+    ("without -fa", {}),
+    ("no -sm row", {}),
+    ("gpt-oss-20b", {}),
+    ("Q4_K - Medium", {}),
+    ("-12 %", {}),
+    ("-", {}),
+    ("2 - 3 users", {}),
+]
+
+
+@pytest.mark.parametrize(("cell", "expected"), OPTIONS, ids=lambda each: str(each)[:20])
+def test_options_in_a_cell_are_settings(cell: str, expected: dict[str, object]) -> None:
+    table = f"| config | tg128 |\n| --- | --- |\n| {cell} | 12.5 |\n"
+    (figure,) = reader.parse(table)
+    assert {name: fact.value for name, fact in figure.facts.items()} == expected
+
+
+def test_a_row_of_a_table_is_called_by_its_label() -> None:
+    text = "\n".join(("| binary | tok/s |", "| -- | -- |", "| v1 | 12.5 |", "| v2 | 25.0 |"))
+    assert parts_of(text)["label"].reason == '"v1" in A, "v2" in B'
+
+
+def test_a_test_with_words_behind_it_and_a_unit_in_its_cell() -> None:
+    table = "| test | result |\n| --- | --- |\n| pp512, `llama-bench` | 198.5 \u00b1 3 t/s |\n| tg64, `llama-bench` | 11.5 t/s |\n| perplexity | 5.5 |\n"
+    prefill, decode = reader.parse(table)
+    assert (prefill.tps, prefill.n_prompt, prefill.phase) == (198.5, 512, "prefill")
+    assert (decode.tps, decode.n_gen, decode.phase) == (11.5, 64, DECODE)
+
+
+STATISTICS = [
+    "28.5 tok/sec \u2022 640 tokens \u2022 1.50s to first token",
+    "28.5 tok/sec, 640 tokens, 1.50s to first token, Stop reason: EOS Token Found",
+    "28.5 tok/sec | 640 tokens | 1.50s to first token",
+    "28.5 tok/s; 640 tokens; 1.50s to first token",
+    "28.5 tok/sec \u00b7 640 tokens \u00b7 1.50s to first token",
+]
+
+
+@pytest.mark.parametrize("line", STATISTICS)
+def test_the_statistics_of_lm_studio_with_any_separator(line: str) -> None:
+    text = f"Vulkan: {line}\nROCm : {line.replace('28.5', '14.5')}\n"
+    assert rates(text) == (28.5, 14.5)
+    assert parts_of(text)["label"].reason == '"Vulkan" in A, "ROCm" in B'
+    (figure,) = reader.parse(line)
+    assert (figure.source, figure.n_gen) == ("LM Studio", 640)
+
+
+def test_a_rate_with_its_phase_in_brackets_is_of_ollama() -> None:
+    text = "* Prompt eval rate: 130.5 tokens/s\n* Eval rate (generation): ~46.5 tokens/s\n"
+    assert [(each.tps, each.phase) for each in reader.parse(text)] == [
+        (130.5, "prefill"),
+        (46.5, DECODE),
+    ]

@@ -84,7 +84,7 @@ DEVICES = tuple(
 
 AFTER_DEVICE = re.compile(r"[\s*|]+$|, driver.*$", re.I)
 
-HEAD = re.compile(r"\|\s*test\s*\|\s*t/s\s*\|")
+HEAD = re.compile(r"[|\t]\s*test\s*[|\t]\s*t/s\s*(?:[|\t]|$)", re.M)
 BUILD = re.compile(r"\bbuild: *([0-9a-f]{6,40})\b")
 
 

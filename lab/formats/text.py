@@ -9,6 +9,7 @@ from lab.core import files
 from lab.core.files import MOST_BYTES, STDIN
 from lab.errors import LabError
 
+TAB = "\t"
 MOST_LINES = 50_000
 MOST_LETTERS = 10_000
 """Letters of a line; longer lines are no tables and no logs."""
@@ -57,4 +58,24 @@ def cleaned(text: str) -> str:
     text = ESCAPES.sub("", text)
     for copied, original in REPLACED:
         text = text.replace(copied, original)
-    return INVISIBLE.sub("", text)
+    return INVISIBLE.sub("", with_bars(text))
+
+
+def with_bars(text: str) -> str:
+    """The text with bars in tables whose cells are apart by tabs, as a browser copies them: lines
+    that follow each other with as many tabs, two at least.
+    """
+    if "\t" not in text:
+        return text
+    lines = text.split("\n")
+    n_tabs = [line.rstrip().count("\t") if is_row(line) else 0 for line in lines]
+    beside = zip([0, *n_tabs[:-1]], n_tabs, [*n_tabs[1:], 0], strict=True)
+    for place, (above, here, below) in enumerate(beside):
+        if here > 1 and here in (above, below):
+            lines[place] = f"|{lines[place].replace(TAB, '|')}|"
+    return "\n".join(lines)
+
+
+def is_row(line: str) -> bool:
+    """Whether a line with tabs can be a row: it begins with a cell, and has no bars."""
+    return not line.startswith(TAB) and "|" not in line

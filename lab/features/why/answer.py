@@ -126,7 +126,7 @@ def known_parts(
     if not pair.has_records:
         parts.append(counting.concurrency(pair))
         parts += choosing.with_cost(counting.of_serving(pair), pair, question.folder)
-    parts += setups.of_headings(pair)
+    parts += setups.of_labels(pair)
     parts.append(depth(pair, question.records))
     parts.append(setups.of_model(pair, specs))
     parts += setups.of_settings(pair)

@@ -40,6 +40,7 @@ MOST_TPS = 1e9
 SIZES_OF_BLOCKS = {" - Small": "_S", " - Medium": "_M", " - Large": "_L"}
 """What llama-bench writes for the end of a quantization's name."""
 
+LONGEST_NAME = 40  # letters of what an author calls a figure
 FEWEST_TOKENS = 20  # of an answer whose rate is that of many steps
 SMALL_PIECE = 64  # tokens of a prefill that is mostly latency, below
 CACHED_TIMES = 3  # a prefill this many times as fast as its request allows was cached
@@ -189,7 +190,7 @@ class Figure:
             parts.append(f"{self.n_streams} at once")
         if self.is_speculative:
             parts.append("speculative decoding")
-        heading = f'"{self.heading.value}"' if self.heading else ""
+        heading = quoted(str(self.heading.value)) if self.heading else ""
         parts += [self.about, heading, self.weakness]
         if self.line is not None:
             parts.append(f"line {self.line}")
@@ -220,6 +221,11 @@ class Figure:
         if self.depth:
             return f"{size} after {self.depth:,}"
         return size
+
+
+def quoted(words: str) -> str:
+    """What an author calls a figure, in quotes, shortened."""
+    return f'"{words[:LONGEST_NAME]}{"..." * (len(words) > LONGEST_NAME)}"'
 
 
 def is_possible(tps: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,11 +13,11 @@ from lab.core.sampling import GREEDY, keywords
 from lab.errors import printable
 from lab.features.why import facts
 from lab.features.why.facts import Fact, FactOfBoth, compare
-from lab.features.why.figure import Figure
+from lab.features.why.figure import LONGEST_NAME, Figure, quoted
 from lab.features.why.parts import (
     CHOOSING,
     EQUAL,
-    HEADING,
+    LABEL,
     MODEL,
     MORE_SETTINGS,
     OTHER_SETTINGS,
@@ -29,7 +30,7 @@ from lab.features.why.parts import (
 )
 from lab.features.why.readers.commands import MLX, SGLANG, TABBY, VLLM
 from lab.features.why.readers.setup import program_of
-from lab.features.why.readers.tables import LLAMA_BENCH
+from lab.features.why.readers.tables import LLAMA_BENCH, TABLE_OF_A_PERSON
 from lab.models import catalog
 
 GROUPS = {
@@ -200,15 +201,34 @@ def of_program(pair: Pair) -> list[GapPart]:
     return [unknown(PROGRAM, printable(text), differs=differs, lacking=builds.lacking)]
 
 
-def of_headings(pair: Pair) -> list[GapPart]:
-    """The part of what the author of a text calls the two; none if both are called the same."""
-    names = [
-        f'"{figure.heading.value}" in {letter}'
-        for letter, figure in pair.in_order
-        if figure.heading
+def of_labels(pair: Pair) -> list[GapPart]:
+    """The part of what the author of a text calls the two, in headings or in the row of a table;
+    none if both are called the same.
+    """
+    figures = [figure for _, figure in pair.in_order]
+    headings = [str(figure.heading.value) if figure.heading else "" for figure in figures]
+    of_rows = [
+        figure.about if figure.source == TABLE_OF_A_PERSON else "" for figure in figures
     ]
-    are_two = len(names) > 1 and pair.fast.heading != pair.slow.heading
-    return [unknown(HEADING, printable(", ".join(names)), differs=True)] if are_two else []
+    for first, second in (headings, of_rows):
+        if first != second and first and second:
+            names = shortened(first, second)
+            reason = f"{quoted(names[0])} in A, {quoted(names[1])} in B"
+            return [unknown(LABEL, printable(reason), differs=True)]
+    return []
+
+
+def shortened(first: str, second: str) -> tuple[str, str]:
+    """Two labels; long ones without the words that both begin with."""
+    if max(len(first), len(second)) <= LONGEST_NAME:
+        return first, second
+    words = [first.split(), second.split()]
+    same = list(
+        itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False))
+    )
+    begin = "..." if same else ""
+    left = [begin + " ".join(each[len(same) :]) for each in words]
+    return left[0], left[1]
 
 
 def comparisons_of(pair: Pair) -> Iterable[FactOfBoth]:

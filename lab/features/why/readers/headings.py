@@ -6,7 +6,7 @@ A heading holds until the next one. A text with one heading over all figures say
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -18,9 +18,11 @@ from lab.features.why.readers.prose import OF_LOG
 from lab.formats import markdown
 
 LONGEST = 120
-LONGEST_SHOWN = 40
 MOST_WORDS_ALONE = 3
 MARKED = re.compile(r"#{1,6}\s|\S[^\n]*:\s*$")
+LABEL = re.compile(r"([^\W\d][^\n:|=]{0,80}):\s{0,9}\d[\d.,]{0,19} ?tok/s(?:ec)?\b")
+"""What stands before a rate of LM Studio on its line, which has no words of its own there."""
+
 TAG = re.compile(r"</?[a-z][^<>\n]{0,60}>", re.I)
 FENCE = re.compile(
     r"(?:~~~.*|shell|bash|sh|console|text|txt|log|ya?ml|json|powershell|cmd|md|markdown|python)$"
@@ -38,7 +40,7 @@ def with_headings(figures: Sequence[Figure], text: str) -> list[Figure]:
     lines = {figure.line or 0 for figure in figures}
     headings = list(headings_of(text, lines))
     places = [heading.line or 0 for heading in headings]
-    above = [bisect_left(places, figure.line or 0) for figure in figures]
+    above = [bisect_right(places, figure.line or 0) for figure in figures]
     if len(set(above)) < 2:
         return list(figures)
     n_called = Counter(headings[place - 1].value for place in set(above) if place)
@@ -56,16 +58,24 @@ def headings_of(text: str, of_figures: Collection[int]) -> Iterator[Fact]:
     """The headings of a text in order; `of_figures` are lines of figures."""
     lines = [plain_line(line) for line in text.split("\n")]
     for number, line in enumerate(lines, 1):
-        if number in of_figures or not is_of_prose(line):
+        if number in of_figures:
+            label = LABEL.match(line)
+            if label:
+                yield called(label[1], number)
+            continue
+        if not is_of_prose(line):
             continue
         is_first = number == 1 or is_blank(lines[number - 2])
         is_last = number == len(lines) or is_blank(lines[number])
         is_name = is_last and len(line.split()) <= MOST_WORDS_ALONE
         is_caption = is_first and (is_name or is_above_output(lines, number, of_figures))
         if is_caption or MARKED.match(line):
-            words = line.strip(" #:")
-            is_long = len(words) > LONGEST_SHOWN
-            yield Fact(f"{words[:LONGEST_SHOWN]}..." if is_long else words, number)
+            yield called(line, number)
+
+
+def called(line: str, number: int) -> Fact:
+    """The words of a heading."""
+    return Fact(line.strip(" #:"), number)
 
 
 def plain_line(line: str) -> str:

@@ -20,6 +20,7 @@ from lab.features.why.figure import (
     PREFILL,
     PROMPT,
     STEPS,
+    UNKNOWN,
     Figure,
 )
 from lab.features.why.readers import commands, meaning
@@ -31,6 +32,7 @@ from lab.formats.llama_bench_rows import HEADS, NO_SETTINGS, TEST, rate_of
 from lab.formats.numbers import NUMBER, count, number
 
 LLAMA_BENCH = "llama-bench"
+TABLE_OF_A_PERSON = "a table"
 COLUMNS: Sequence[str] = TABLE["llama_bench"]["columns"]
 BATCHED: Mapping[str, str] = TABLE["batched_bench"]
 SWAP: Mapping[str, str] = TABLE["llama_swap"]
@@ -43,7 +45,9 @@ ROUNDS_S = 0.0006  # of the times in tables of llama-batched-bench
 
 UNIT = r"(?:t|toks?|tokens?) ?(?:/|per) ?s(?:ec\w{0,4})?|tps"
 HEAD_OF_PREFILL = re.compile(r"\b(?:pp *\d*|prompt|prefill)\b", re.I)
-HEAD_OF_DECODE = re.compile(r"\b(?:tg *\d*|gen|generation|generated|decode)\b", re.I)
+HEAD_OF_DECODE = re.compile(
+    r"\b(?:tg *\d*|gen|generation|generated|decode|(?<!prompt )eval(?:uation)? rate)\b", re.I
+)
 HEAD_OF_UNIT = re.compile(rf"\b(?:{UNIT})(?!\w)", re.I)
 NO_RATE = re.compile(
     r"speed-?up|diff|change|delta|gain|\bratio|%|\b(?:ms|time|latency|count|peak|max|p\d\d)\b",
@@ -56,6 +60,8 @@ OF_BENCH = facts.defaults({facts.SPECULATION: facts.NO_DRAFTS, facts.SAMPLING: f
 """What is true of every test of a benchmark without a server."""
 
 NO_SIZE = -1  # of a head that says a phase alone
+NO_PHASE = (NO_SIZE, NO_SIZE, NO_SIZE)  # of a head that says a unit alone
+NEGATION = re.compile(r"\b(?:no|not|without|w/o)\b", re.I)
 Sizes = tuple[int, int, int | None]
 """Tokens of the prompt, generated tokens, and the context before."""
 
@@ -358,8 +364,16 @@ def is_head_of_rates(cells: Sequence[str]) -> bool:
     has_numbers = any(map(CELL_OF_RATE.fullmatch, cells))
     if is_known or has_numbers or OF_CLIENT.search(" ".join(cells)):
         return False
-    has_test = "test" in map(str.lower, cells) and any(map(HEAD_OF_UNIT.search, cells))
-    return has_test or any(map(sizes_of_head, cells))
+    return (
+        "test" in map(str.lower, cells)
+        or any(map(sizes_of_head, cells))
+        or any(map(is_unit_alone, cells))
+    )
+
+
+def is_unit_alone(head: str) -> bool:
+    """Whether a head is of a rate, and says no phase: `tok/s`, `t/s after`."""
+    return bool(HEAD_OF_UNIT.search(head)) and not NO_RATE.search(head)
 
 
 def sizes_of_head(head: str) -> tuple[int, int, int] | None:
@@ -370,7 +384,7 @@ def sizes_of_head(head: str) -> tuple[int, int, int] | None:
     if NO_RATE.search(head):
         return None
     plain = re.sub(rf"[(\[]?(?:{UNIT})[)\]]?", "", head, flags=re.I).strip()
-    sizes = sizes_of_test(plain)
+    sizes = sizes_of_test(plain.partition(",")[0])
     if sizes and bool(sizes[0]) != bool(sizes[1]):
         return sizes
     is_prefill = bool(HEAD_OF_PREFILL.search(plain))
@@ -384,22 +398,30 @@ def of_row_of_rates(row: Mapping[str, str], line: int) -> list[Figure]:
     """The rates of a row; its other columns are labels, or facts by the names of their heads."""
     test = next((cell for head, cell in row.items() if head.lower() == "test"), "")
     has_points = any(re.match(r"\d+\.\d", cell) for cell in row.values())
+    has_phase = bool(test) or any(map(sizes_of_head, row))
     row_facts = dict[str, Fact]()
     labels = list[str]()
     figures = list[Figure]()
     for head, cell in row.items():
         if not cell or head.lower() == "test" or NO_RATE.search(head):
             continue
-        has_unit = bool(HEAD_OF_UNIT.search(head))
+        of_cell = CELL_OF_RATE.fullmatch(cell)
+        has_unit = bool(HEAD_OF_UNIT.search(head) or (of_cell and of_cell["unit"]))
         sizes = sizes_of_head(test if test and has_unit else head)
+        if sizes is None and not has_phase and is_unit_alone(head):
+            sizes = NO_PHASE
+        if sizes is None and is_unit_alone(head):
+            continue
         if sizes is None:
-            labels += [cell[:40]] if not figures else []
+            has_words = re.search("[^\\W\\d]", cell)
+            name = cell if has_words else f"{head} {cell}"
+            labels += [name[:40]] if not figures else []
             row_facts |= facts_of_label(head.lower(), cell, line)
             continue
         tps = rate_of_cell(cell, has_unit or NO_SIZE not in sizes, has_points)
         if tps:
             figure = rate_of_table(sizes, tps)
-            is_named = NO_SIZE in sizes or test
+            is_named = (NO_SIZE in sizes and not HEAD_OF_UNIT.fullmatch(head)) or test
             figures.append(replace(figure, about=head if is_named else ""))
     completed = list[Figure]()
     for figure in figures:
@@ -414,7 +436,10 @@ def facts_of_label(head: str, cell: str, line: int) -> dict[str, Fact]:
     if head == facts.MODEL:
         return meaning.facts_of(head, cell, line)
     is_named = column in meaning.FACT_NAMES or f"-{column}" in meaning.FACT_NAMES
-    return meaning.facts_of_column(column, cell, line) if is_named else {}
+    if is_named:
+        return meaning.facts_of_column(column, cell, line)
+    has_options = "-" in cell and not NEGATION.search(cell)
+    return commands.facts_of(commands.words_of(cell), "", line) if has_options else {}
 
 
 def rate_of_cell(cell: str, has_unit: bool, has_points: bool) -> float | None:
@@ -434,9 +459,11 @@ def rate_of_cell(cell: str, has_unit: bool, has_points: bool) -> float | None:
 
 def rate_of_table(sizes: tuple[int, int, int], tps: float) -> Figure:
     """A rate of a table that a person wrote."""
+    if sizes == NO_PHASE:
+        return Figure(source=TABLE_OF_A_PERSON, tps=tps, phase=UNKNOWN, counts=UNKNOWN)
     n_prompt, n_gen, depth = sizes
     return Figure(
-        source="a table",
+        source=TABLE_OF_A_PERSON,
         tps=tps,
         phase=PREFILL if n_prompt else DECODE,
         counts=PROMPT if n_prompt else MAYBE_FIRST,
