@@ -89,6 +89,13 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def shallow(embedded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with one of its 30 layers: where tokens count, and times do not."""
+    folder = tmp_path_factory.mktemp("shallow")
+    return miniature.first_layer(embedded, folder / embedded.name)
+
+
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else the machine does is not held against the runs, so that what they show is

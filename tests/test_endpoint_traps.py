@@ -6,6 +6,7 @@ on any machine.
 
 import dataclasses
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ from lab.core.request import (
 )
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.remote import formats as options
+from lab.remote import client as client_module, formats as options
 from lab.remote.access import Access, access, name_or_none
 from lab.remote.client import Client
 from lab.remote.examination import MOST_PROBES, choose_model, connect, named_models
@@ -295,6 +296,15 @@ def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(
     assert failed.request.error
     assert good.request.status == OK
     assert n_sent(client) == before + 2  # nothing is sent twice
+
+
+def test_nothing_is_waited_for_after_the_last_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "POLL_S", 20.0)
+    began_s = time.monotonic()
+    assert {send(client, "plain").status for _ in range(5)} == {OK}
+    assert time.monotonic() - began_s < 20
 
 
 def test_trap_10_a_refused_connection_is_a_class() -> None:

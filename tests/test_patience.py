@@ -15,7 +15,7 @@ import lab
 from lab.core import request as kinds
 from lab.core.request import UNKNOWN
 from lab.errors import LabError
-from lab.remote import client as client_module, formats
+from lab.remote import client as client_module, formats, session
 from lab.remote.answer import seconds_until
 from lab.remote.examination import connect
 from lab.remote.formats import FIELD_ERROR, error_words
@@ -38,6 +38,7 @@ LOADING = Canned(b'{"error": {"message": "Loading model", "code": 503}}', 503)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RATE_PAUSE_S", 0.05)
     monkeypatch.setattr(client_module, "LOADING_PAUSE_S", 0.05)
+    monkeypatch.setattr(session, "PAUSE_S", 0.0)
 
 
 def tokens(asked: dict[str, Any]) -> Iterator[bytes]:

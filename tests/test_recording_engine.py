@@ -274,8 +274,8 @@ SIZES = ("--threads", "1", "--ctx-size", "4096", "--parallel", "2", "--cache-ram
 
 
 @pytest.fixture(scope="module")
-def server(embedded: Path) -> Iterator[RealServer]:
-    with a_llama_server(embedded, SIZES) as started:
+def server(shallow: Path) -> Iterator[RealServer]:
+    with a_llama_server(shallow, SIZES) as started:
         yield started
 
 
@@ -366,11 +366,11 @@ def test_a_request_without_a_cache_is_named_on_a_real_server(
 
 
 def test_a_server_without_an_alias_is_recorded_by_its_files_name(
-    embedded: Path, tmp_path: Path
+    shallow: Path, tmp_path: Path
 ) -> None:
     """The server calls its model by a path; a client that names none, or the path, is passed on."""
     with (
-        a_llama_server(embedded, SIZES, alias=None) as started,
+        a_llama_server(shallow, SIZES, alias=None) as started,
         recorder_before(started.url, str(tmp_path)) as (url, recorder),
     ):
         with urllib.request.urlopen(f"{url}/models") as answer:
@@ -381,10 +381,10 @@ def test_a_server_without_an_alias_is_recorded_by_its_files_name(
             wait_for(recorder, number)
     second = recorder.calls[1]
     assert name != NAME
-    assert second.model == embedded.name
+    assert second.model == shallow.name
     assert second.endpoint.server == "llama-server"
     assert second.is_exact
     assert second.cause is not None
     assert (second.cause.kind, second.cause.by) == (breaks.CHANGED, CLIENT)
     assert again(second) > 100
-    assert str(embedded.parent) not in recorder.recording.path.read_text()
+    assert str(shallow.parent) not in recorder.recording.path.read_text()

@@ -471,13 +471,13 @@ def test_a_server_that_cannot_render_gets_the_bodies_all_the_same(tmp_path: Path
 
 
 def test_an_agents_prompts_have_the_servers_own_numbers_of_tokens(
-    embedded: Path, tmp_path: Path
+    shallow: Path, tmp_path: Path
 ) -> None:
     if not find_spec("xllamacpp"):
         pytest.skip("no llama-server here: the xllamacpp wheel is not installed")
     recording = read_recording(written(tmp_path, requests(3)))
     options = ("--threads", "1", "--ctx-size", "4096")
-    with wheel_server(embedded, *options) as started, connect(started.url) as server:
+    with wheel_server(shallow, *options) as started, connect(started.url) as server:
         turns = prepared(recording, server)
         path = server.new_file(tmp_path)
         records = list(send_recorded(turns, server, path, lambda status: None))

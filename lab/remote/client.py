@@ -91,9 +91,12 @@ class Client:
         gc.freeze()  # shortens garbage collections from milliseconds to microseconds
         future = asyncio.run_coroutine_threadsafe(sending.run(), self._loop)
         try:
-            while not (future.done() and replies.empty()):
+            n_due = len(plan.asks)
+            while n_due and not (future.done() and replies.empty()):
                 with suppress(queue.Empty):
-                    yield replies.get(timeout=POLL_S)
+                    reply = replies.get(timeout=POLL_S)
+                    n_due -= 1
+                    yield reply
                 watch()
             future.result()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,10 @@ def entry(
     return dataclasses.replace(full, name=f"mini-{arch}", shape=shape)
 
 
+ALIGNMENT = 32
+"""Of the weights in a GGUF file, in bytes."""
+
+
 def quantization(arch: str) -> str:
     return "MXFP4_MOE" if arch == "gpt-oss" else "Q4_0"
 
@@ -257,3 +262,31 @@ def reserved(path: Path, settings: Settings) -> tuple[float, float]:
     caches = re.findall(r": size = +([0-9.]+) MiB \( *\d+ cells", log)
     buffers = re.findall(r"compute buffer size = +([0-9.]+) MiB", log)
     return 2**20 * sum(map(float, caches)), 2**20 * sum(map(float, buffers))
+
+
+def first_layer(path: Path, target: Path) -> Path:
+    """Write the model of a file without all layers but the first: with its vocabulary and its chat
+    template, and dozens of times as fast."""
+    data = path.read_bytes()
+    count = b"llama.block_count" + struct.pack("<I", 4)
+    begin = place = data.index(b"token_embd.weight") - 8
+    tensors = []
+    for _ in range(*struct.unpack_from("<Q", data, 8)):
+        name_end = place + 8 + struct.unpack_from("<Q", data, place)[0]
+        end = name_end + 8 + 8 * struct.unpack_from("<I", data, name_end)[0]
+        tensors.append((data[place:end], *struct.unpack_from("<Q", data, end)))
+        place = end + 8
+    first_byte = place + -place % ALIGNMENT
+    ends = [offset for _, offset in tensors[1:]] + [len(data) - first_byte]
+    table = weights = b""
+    n_kept = 0
+    for (described, offset), tensor_end in zip(tensors, ends, strict=True):
+        if b"blk." not in described or b"blk.0." in described:
+            n_kept += 1
+            table += described + struct.pack("<Q", len(weights))
+            weights += data[first_byte + offset : first_byte + tensor_end]
+    keys, _, after = data[16:begin].partition(count)
+    head = data[:8] + struct.pack("<Q", n_kept) + keys + count + struct.pack("<I", 1)
+    head += after[4:] + table
+    target.write_bytes(head + bytes(-len(head) % ALIGNMENT) + weights)
+    return target

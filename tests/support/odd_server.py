@@ -16,7 +16,7 @@ from typing import Any
 Body = bytes | Callable[[dict[str, Any]], Iterator[bytes]]
 """Bytes; or a function of the request that makes the pieces of a stream, at its own pace."""
 
-PAUSE_S = 0.004
+PAUSE_S = 0.002
 STREAM = "text/event-stream"
 
 
