@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from lab.errors import LabError as LabError
 
 if TYPE_CHECKING:
+    __version__: str
     from lab.app.collection import read as read
     from lab.features.ab import ab as ab
     from lab.features.batch import batch as batch
@@ -109,6 +110,10 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib import metadata
+
+            return metadata.version("mini-lab")
         if name not in PUBLIC:
             raise AttributeError(f"module 'lab' has no attribute {name!r}")
         from importlib import import_module

@@ -17,6 +17,8 @@ from tests.support.rates import BIG, FAST, WIDE, timed
 from tests.support.records import MACHINE, exact_steps, make_record, make_run
 from tests.support.tables import headings, lines_of
 
+SAMPLE = Path(__file__).parents[1] / "results" / "sample-smollm2-135m-amd-epyc.jsonl"
+
 
 def slower(ceilings: Ceilings, factor: int) -> Ceilings:
     """Ceilings whose passes all took so many times as long."""
@@ -24,6 +26,14 @@ def slower(ceilings: Ceilings, factor: int) -> Ceilings:
     for probed in ceilings.rates:
         rates.append(dataclasses.replace(probed, times_ns=(factor * min(probed.times_ns),)))
     return dataclasses.replace(ceilings, rates=tuple(rates))
+
+
+def test_the_ceilings_of_a_results_file_are_its_own() -> None:
+    contents = results.read([SAMPLE])
+    rows = explanation.explain(SAMPLE)
+    given = explanation.explain(contents, contents.ceilings[-1])
+    assert rows.least_s.tolist() == given.least_s.tolist()
+    assert explanation.explain(contents).least_s.tolist() == given.least_s.tolist()
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: UNTYPED.explain(SAMPLE, "results"),
         "Ceilings are needed, and this is a str.",
     ),
+    "no ceilings": (
+        lambda: lab.explain(list(lab.read(SAMPLE))),
+        "The ceilings of smollm2-135m have not been measured.",
+    ),
+    "a model as the prompt's length": (
+        lambda: lab.measure("phi-3-mini"),
+        'A model is named by model="phi-3-mini"',
+    ),
     "no settings": (lambda: lab.settings("nonesuch"), "There are no settings named nonesuch."),
 }
 

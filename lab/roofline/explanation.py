@@ -13,13 +13,14 @@ Waterman & Patterson, "Roofline" (2009).
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from lab.core import cost, phases, shown, stats
 from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
-from lab.core.results import Readable, measured_of
+from lab.core.results import Readable, contents_of, measured_of
 from lab.errors import LabError
 from lab.roofline import kernel_rates, probing, step_kernels
 from lab.roofline.step_kernels import StepKernels
@@ -74,12 +75,13 @@ def _check_kind(ceilings: object) -> None:
         raise LabError(what, "Measure them: lab ceilings")
 
 
-def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
+def explain(records: Readable, ceilings: Ceilings | None = None) -> pd.DataFrame:
     """The cost, rates and limit of every length and phase of one setup's runs: a row each, medians
     over runs.
 
         rows = lab.explain(records, lab.ceilings())
 
+    Without `ceilings`, those of the same machine in a results file, or in what lab.read returned.
     Times of decode are per token. `least_s` is what its kernels take at their ceilings; `parts` has
     it by part (and device). `of_request` is the phase's share of the whole request; `choosing_s`
     (sampling) and `harness_s` (from one step to the next) are not in measured_s; in decode the
@@ -87,20 +89,23 @@ def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if isinstance(records, (str, os.PathLike)):
+        records = contents_of(records)
+    measured = measured_of(records)
+    plain = [
+        record for record in measured if isinstance(record, Record) and record.run.is_plain
+    ]
+    if ceilings is None:
+        ceilings = _ceilings_in(records, plain)
     _check_kind(ceilings)
     phase_rows: list[dict[str, object]] = []
     costs = StepCosts(ceilings)
-    for record in measured_of(records):
-        if not isinstance(record, Record) or not record.run.is_plain:
-            continue
+    for record in plain:
         for run in phases.by_length(record.run):
             if run.is_timed:
                 phase_rows += rows_of_run(run, record, costs)
     if not phase_rows:
-        raise LabError(
-            "There is no run of lab measure with steps to explain.",
-            "What there is, with predictions of experiments: lab show RESULTS",
-        )
+        raise _nothing_to_explain()
     cases = pd.DataFrame(phase_rows).groupby(CASE)
     rows = cases.first()  # costs are equal in all runs of a case
     rows[MEDIANS] = cases[MEDIANS].median()
@@ -114,6 +119,24 @@ def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     rows["limit"] = [limit_of(row) for row in rows.itertuples()]
     rows["doubts"] = _doubts(rows, ceilings)
     return rows.reset_index().drop(columns=["is_disturbed", "n_disturbed"])
+
+
+def _nothing_to_explain() -> LabError:
+    return LabError(
+        "There is no run of lab measure with steps to explain.",
+        "What there is, with predictions of experiments: lab show RESULTS",
+    )
+
+
+def _ceilings_in(records: Readable, runs: Sequence[Record]) -> Ceilings:
+    """The ceilings of the first run's machine among what was read. LabError without them.
+
+    `records` is what was read (`Contents`, or what lab.read returns), or a list without ceilings.
+    """
+    if not runs:
+        raise _nothing_to_explain()
+    sessions: Sequence[Ceilings] = getattr(records, "ceilings", ())
+    return probing.need(sessions, probing.place_of_record(runs[0]), runs[0].model.name)
 
 
 def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:

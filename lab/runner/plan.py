@@ -71,10 +71,10 @@ def _range_of_lengths(part: str, asked: str, option: str, most: int) -> list[int
     match = LENGTHS.fullmatch(in_digits(part))
     if not match:
         kind = "prompt" if option == "--prompt-len" else "draft"
-        raise LabError(
-            f"{part!r} is not a {kind} length (in {option} {asked}).",
-            "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2.",
-        )
+        hint = "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2."
+        if re.search("[a-z]{3}", part, re.IGNORECASE):
+            hint = f"{hint} A model is named by --model phi-3-mini"
+        raise LabError(f"{part!r} is not a {kind} length (in {option} {asked}).", hint)
     first = int(match[1])
     last = int(match[2] or match[1])
     is_factor = match[3] == "*"
