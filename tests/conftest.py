@@ -26,6 +26,9 @@ os.environ.pop(
     "COLUMNS", None
 )  # what is printed shall not depend on the terminal that runs the tests
 
+# Processes that tests start shall not compile the lab anew each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test
 # takes minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

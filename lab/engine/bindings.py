@@ -10,7 +10,9 @@ import ctypes
 import os
 import sys
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -134,9 +136,16 @@ _REGISTRY: dict[str, tuple[object, ...]] = {
 
 
 def llama_cpp() -> ModuleType:
-    """llama-cpp-python's low-level bindings of the C API. LabError if the package is missing."""
+    """llama-cpp-python's low-level bindings of the C API. LabError if the package is missing.
+
+    Without the package's `__init__`, which imports numpy, jinja2 and its server's types for 0.1 s.
+    """
     try:
-        from llama_cpp import llama_cpp as bindings
+        if "llama_cpp" not in sys.modules:
+            spec = find_spec("llama_cpp")
+            if spec is not None:
+                sys.modules["llama_cpp"] = module_from_spec(spec)
+        return import_module("llama_cpp.llama_cpp")
     except ModuleNotFoundError as problem:
         if problem.name != "llama_cpp":
             raise
@@ -146,8 +155,6 @@ def llama_cpp() -> ModuleType:
             "install the package there: python3 -m uv sync"
         )
         raise LabError(what, hint) from None
-    module: ModuleType = bindings
-    return module
 
 
 def set_fields(structure: object, **values: object) -> None:

@@ -63,16 +63,16 @@ class Dimensions:
     n_ff_expert: int | None = None  # width of one expert
     window: int | None = None  # positions in the sliding window of the layers that have one
     n_ff_shared: int | None = None  # width of the expert that all tokens use
-    ssm: Mapping[str, int] | None = None  # the header's keys of recurrent layers
+    # The header's keys of recurrent layers
+    ssm: Mapping[str, int] | None = field(default=None, hash=False)
     head_dim_v: int | None = None  # of values, if it differs
     # The kind of each layer, a letter each, repeated up to n_layer: * attends, w attends in the
     # window, r is recurrent, f only feeds forward. None: all attend.
     layers: str | None = None
     n_head_kv_full: int | None = None  # of layers that attend to all positions, if it differs
     has_keys_as_values: bool = False  # these layers have no matrix for values
-    keys: Mapping[str, float] | None = (
-        None  # further keys of the header, without the architecture
-    )
+    # Further keys of the header, without the architecture
+    keys: Mapping[str, float] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Entry:
     licence: str | None = None
     gated: bool = False
     # What the repo has, with their bytes, the best first.
-    quantizations: dict[str, int] = field(default_factory=dict)
+    quantizations: dict[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def usual_quantization(self) -> str:

@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -318,6 +318,7 @@ def by_quantization(entry: Entry) -> dict[str, Model]:
     return {quantization: model_of(entry, quantization) for quantization in COMMON}
 
 
+@lru_cache(maxsize=64)
 def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog with the fields that its file's header would have."""
     quantization = quantization_name(quantization)
