@@ -138,9 +138,11 @@ def test_mixes_of_types_are_those_of_llama_cpps_quantizer(
     worker: Worker, tmp_path: Path, arch: str, width: int, quantizations: list[str]
 ) -> None:
     entry = miniature.entry(arch, 9, width)
+    shape = dataclasses.replace(entry.shape, n_ff=width)
+    entry = dataclasses.replace(entry, shape=shape)
     base = tmp_path / "base.gguf"
     mixed = tmp_path / "mixed.gguf"
-    synthetic.write(entry.shape, "Q8_0", base)
+    synthetic.write(shape, "Q8_0", base)
     for quantization in quantizations:
         worker.quantize(base, mixed, quantization, lambda done: None)
         expected = synthetic.model_of(entry, quantization).tensor_bytes

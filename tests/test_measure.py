@@ -22,7 +22,7 @@ from lab.runner.plan import N_PILOT, make_plan, with_cases
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file, wide_figures
 from lab.show import summaries, table
-from tests.support.command import run_lab, run_process
+from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker, died
 from tests.support.records import MS, SETTINGS, make_run
 
@@ -420,10 +420,8 @@ def worker() -> object:
         yield started
 
 
-def test_a_sweep_computes_what_independent_runs_compute(
-    worker: Worker, embedded: Path
-) -> None:
-    vocabulary = worker.load(embedded, SETTINGS)
+def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, mini: Path) -> None:
+    vocabulary = worker.load(mini, SETTINGS)
     settings = dataclasses.replace(SETTINGS, n_ctx=256, n_ubatch=32, n_threads=1)
     worker.new_context(dataclasses.replace(settings, n_threads_batch=1))
     prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)
@@ -446,7 +444,7 @@ def test_a_sweep_computes_what_independent_runs_compute(
 
 @pytest.mark.usefixtures("undisturbed")
 def test_sweep_command(tmp_path: Path) -> None:
-    options = "sweep --max-len 256 -e 32 -u 32 -n 3 -r 2 -t 1 -o"
+    options = "sweep --max-len 128 -e 32 -u 32 -n 3 -r 2 -t 1 -o"
 
     code, out, _ = run_lab(*options.split(), tmp_path)
 
@@ -457,16 +455,16 @@ def test_sweep_command(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1
     assert list(tmp_path.glob("*-decode.png")) == []
     rows = summaries.summary(table.runs(results.read([tmp_path]).records))
-    assert rows.n_prompt.tolist() == list(range(32, 257, 32))
+    assert rows.n_prompt.tolist() == list(range(32, 129, 32))
     assert set(rows.repeats) == {2}
     assert rows.prefill_s.is_monotonic_increasing
     assert run_lab("show", tmp_path)[0] == 0
 
 
-def test_until_command(tmp_path: Path) -> None:
-    options = "measure -p 8 -n 16 -r 1 -t 1 --no-plot --until 99% --max-repeats 8 -o"
+def test_until_command(mini: Path, tmp_path: Path) -> None:
+    options = "--prompt random -p 8 -n 16 -r 1 -t 1 --no-plot --until 99% --max-repeats 8 -o"
 
-    code, out, _ = run_lab(*options.split(), tmp_path)
+    code, out, _ = run_lab("measure", "-m", mini, *options.split(), tmp_path)
 
     assert code == 0
     assert " runs; below each the 95 % interval" in out
@@ -497,7 +495,7 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     )
     assert "Unclear: 2 blocks; an interval needs 7" in out
     (path,) = tmp_path.glob("*.jsonl")
-    code, out, err = run_process("compare", path, "--json", "--base", "off")
+    code, out, err = run_lab("compare", path, "--json", "--base", "off")
     assert code == 0, err
     document = json.loads(out)
     assert document["differences"]["flash_attn"] == ["off", "on"]
@@ -517,9 +515,9 @@ def test_a_dry_run_says_how_long_it_will_take(mini: Path, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ab_of_two_models(tmp_path: Path) -> None:
+def test_ab_of_two_models(shallow: Path, tmp_path: Path) -> None:
     options = "--repeat 1 -p 32 -n 4 -t 1 --json --no-plot -o"
-    code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", *options.split(), tmp_path)
+    code, out, err = run_lab("ab", "", f"-m {shallow}", *options.split(), tmp_path)
     assert code == 0, err
     names = [label.partition(":")[0] for label in json.loads(out)["groups"]]
     assert names == ["A", "B"]

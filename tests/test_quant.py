@@ -417,7 +417,7 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
 
 
 def test_csv_has_the_table(
-    embedded: Path,
+    shallow: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -425,7 +425,7 @@ def test_csv_has_the_table(
         yield from planted()
 
     monkeypatch.setattr(measuring, "execute", execute)
-    asked = "quant", embedded, "--cache", "f16,q4_0", "-o", tmp_path, "--csv"
+    asked = "quant", shallow, "--cache", "f16,q4_0", "--no-plot", "-o", tmp_path, "--csv"
     assert run_lab(*asked, tmp_path / "a.csv")[0] == 0
     with (tmp_path / "a.csv").open() as file:
         labels = [row["label"] for row in csv.DictReader(file)]
@@ -458,14 +458,14 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations() -> None:
 
 
 def test_a_name_of_the_catalog_asks_before_it_downloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shallow: Path
 ) -> None:
     from huggingface_hub import close_session
 
     repo = catalog.entries()["llama-3.2-1b"].repo or ""
     files = {}
     for i, kind in enumerate(two_quantizations(monkeypatch, "llama-3.2-1b")):
-        files[f"Llama-{kind}.gguf"] = embedded.read_bytes() + bytes(i)
+        files[f"Llama-{kind}.gguf"] = shallow.read_bytes() + bytes(i)
     with loopback_hub.running() as hub:
         hub.repos[repo] = loopback_hub.Repo(files)
         loopback_hub.set_home(monkeypatch, tmp_path / "hf")
@@ -518,10 +518,10 @@ def test_what_cannot_be_compared_is_told(
     assert phrase in " ".join(err.split())
 
 
-def test_one_file_under_two_names_is_refused(embedded: Path, tmp_path: Path) -> None:
+def test_one_file_under_two_names_is_refused(shallow: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
-    link.symlink_to(embedded)
-    status, _, err = run_lab("quant", embedded, link, "-o", tmp_path / "out")
+    link.symlink_to(shallow)
+    status, _, err = run_lab("quant", shallow, link, "-o", tmp_path / "out")
     assert status == 1
     assert "are one file." in " ".join(err.split())
 
@@ -556,7 +556,7 @@ def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
 
 
 def plan_of_two_chunks(
-    embedded: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> planning.QuantPlan:
     text = folder / "short.txt"
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
@@ -572,23 +572,24 @@ def plan_of_two_chunks(
     with Worker() as worker:
         return planning.plan(
             worker,
-            str(embedded),
+            str(model),
             cache="f16,q4_0",
             **asked,
         )
 
 
-def test_files_of_the_embedded_model(
-    embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_of_a_model(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "short.txt"
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
     monkeypatch.setattr(measuring, "N_CHUNK", 64)
     monkeypatch.setattr(measuring, "FIRST_SCORED", 32)
-    files = (str(embedded), "smollm2-135m:Q4_0")
     asked: dict[str, Any] = {"prompt": str(text), "prompt_len": 16, "gen": 4, "threads": 1}
+    packed = tmp_path / "packed.gguf"
     with Worker() as worker:
-        plan = planning.plan(worker, *files, repeat=1, **asked)
+        worker.quantize(shallow, packed, "Q4_0", lambda n_bytes: None)
+        plan = planning.plan(worker, str(shallow), str(packed), repeat=1, **asked)
     lines = list(measuring.execute(plan, tmp_path / "a.jsonl", lambda status: None))
     summary = found_in(lines)
     row = summary.rows.iloc[1]
@@ -603,9 +604,9 @@ def test_files_of_the_embedded_model(
 
 
 def test_the_budget_covers_the_speed_too(
-    embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch, repeat=100)
+    plan = plan_of_two_chunks(shallow, tmp_path, monkeypatch, repeat=100)
     spent = dataclasses.replace(plan, budget_s=0.0)
     monkeypatch.setattr(measuring, "FEWEST_BLOCKS", 1)
     monkeypatch.setattr(QualityLine, "__post_init__", lambda line: None)
@@ -623,16 +624,16 @@ def test_the_budget_covers_the_speed_too(
 
 
 def test_the_budget_begins_with_the_plan(
-    embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = time.monotonic()
-    plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch, budget="2min")
+    plan = plan_of_two_chunks(shallow, tmp_path, monkeypatch, budget="2min")
     assert before <= plan.began < time.monotonic()
     assert plan.end == plan.began + 120
 
 
-def test_a_dry_run_measures_nothing(embedded: Path, tmp_path: Path) -> None:
-    asked = ("quant", embedded, "--cache", "f16,q4_0", "--dry-run", "-o", tmp_path)
+def test_a_dry_run_measures_nothing(shallow: Path, tmp_path: Path) -> None:
+    asked = ("quant", shallow, "--cache", "f16,q4_0", "--dry-run", "-o", tmp_path)
     status, out, _ = run_lab(*asked)
     assert status == 0
     text = " ".join(out.split())

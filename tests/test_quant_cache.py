@@ -38,7 +38,6 @@ from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_ru
 SESSION = "a-session"
 COMMAND = ("quant", "--cache", "f16,q8_0,q4_0")
 ENDS = (256, 1024, 2048)
-LAYER = 12
 SHAPE = dataclasses.replace(MODEL, head_dim=64, n_ctx_train=8192)
 
 # What is asked
@@ -490,13 +489,13 @@ def short_bins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def plan_of_types(embedded: Path, folder: Path, cache: str) -> planning.QuantPlan:
+def plan_of_types(model: Path, folder: Path, cache: str) -> planning.QuantPlan:
     text = folder / "short.txt"
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
     with Worker() as worker:
         return planning.plan(
             worker,
-            str(embedded),
+            str(model),
             cache=cache,
             prompt=str(text),
             prompt_len=64,
@@ -525,8 +524,8 @@ def scored(plan: planning.QuantPlan) -> tuple[Divergence, ...]:
 
 
 @pytest.mark.usefixtures("short_bins")
-def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path) -> None:
-    plan = plan_of_types(embedded, tmp_path, "f16,q8_0:q4_0")
+def test_cache_types_of_a_model(shallow: Path, tmp_path: Path) -> None:
+    plan = plan_of_types(shallow, tmp_path, "f16,q8_0:q4_0")
     path = tmp_path / "a.jsonl"
     lines = list(measuring.execute(plan, path, lambda status: None))
     ((_, summary),) = figures.of_sessions(lines)
@@ -535,7 +534,7 @@ def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path) -> No
     assert 0 < row.kl < 5
     assert 0.3 < row.same <= 1
     assert row.n_chunks == 2
-    assert row.position_bytes == 30 * 3 * 64 * (34 + 18) / 32
+    assert row.position_bytes == 3 * 64 * (34 + 18) / 32
     assert summary.n_positions == 2 * 63
     assert summary.floor is not None
     assert summary.floor < row.kl
@@ -547,8 +546,8 @@ def test_cache_types_of_the_embedded_model(embedded: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("short_bins")
-def test_f16_against_f16_is_exactly_zero(embedded: Path, tmp_path: Path) -> None:
-    plan = with_equal_types(plan_of_types(embedded, tmp_path, "f16,q8_0"))
+def test_f16_against_f16_is_exactly_zero(shallow: Path, tmp_path: Path) -> None:
+    plan = with_equal_types(plan_of_types(shallow, tmp_path, "f16,q8_0"))
     for part in scored(plan):
         assert set(part.kl) == {0.0}
         assert part.n_same == len(part.kl)
@@ -557,7 +556,7 @@ def test_f16_against_f16_is_exactly_zero(embedded: Path, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("short_bins")
 def test_a_disturbance_of_one_layers_cache_is_found_where_it_is(
-    embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first 32 positions, so that only the predictions after them change."""
     diverge = measuring.diverge
@@ -567,13 +566,13 @@ def test_a_disturbance_of_one_layers_cache_is_found_where_it_is(
     ) -> tuple[Divergence, ...]:
         divergence = diverge(worker, stretch, path)
         if stretch.n_past == 0:
-            noise = {"layer": LAYER, "share": 0.1, "n_layer": 30, "n_row": 192}
+            noise = {"layer": 0, "share": 0.1, "n_layer": 1, "n_row": 192}
             worker.call(type(None), f"{disturbed_cache.__name__}.disturb", **noise)
         return divergence
 
     monkeypatch.setattr(measuring, "diverge", diverge_and_disturb)
     monkeypatch.setattr(measuring, "N_LONG_FLOOR", 0)
-    plan = with_equal_types(plan_of_types(embedded, tmp_path, "f16,q8_0"))
+    plan = with_equal_types(plan_of_types(shallow, tmp_path, "f16,q8_0"))
     first, second, third, fourth = scored(plan)
     assert set(first.kl) | set(third.kl) == {0.0}
     assert figures.mean_kl(second) > 1e-6

@@ -20,7 +20,7 @@ from lab.runner.progress import Reporter
 from lab.runner.run_list import RunList
 from lab.runner.warm_engine import WarmEngine
 from tests.bench.warm_up import page_faults
-from tests.support.command import run_lab, run_process
+from tests.support.command import run_lab
 from tests.support.records import SETTINGS
 
 REAL = dataclasses.replace(
@@ -67,16 +67,16 @@ def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None
 
 
 def test_steps_of_a_real_run(worker: Worker) -> None:
-    ids = worker.tokenize("A clock that stops is right twice a day. " * 80)[:600]
+    ids = worker.tokenize("A clock that stops is right twice a day. " * 80)[:200]
     seen: list[Progress] = []
-    outcome = worker.run(scripts.run(ids, 5, 512), seen.append)
+    outcome = worker.run(scripts.run(ids, 5, 128), seen.append)
     steps = outcome.steps
     tokens = outcome.token_ids
     assert any(progress.n_prefilled == 0 for progress in seen)
-    assert seen[-1].n_prefilled == 600
+    assert seen[-1].n_prefilled == 200
     assert len(seen[-1].token_ids) == 5
-    assert steps.n_tokens == (512, 88, 1, 1, 1, 1)
-    assert steps.n_past == (0, 512, 600, 601, 602, 603)
+    assert steps.n_tokens == (128, 72, 1, 1, 1, 1)
+    assert steps.n_past == (0, 128, 200, 201, 202, 203)
     by_step = zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True)
     stamps = list(itertools.chain.from_iterable(by_step))
     assert stamps == sorted(stamps)
@@ -85,13 +85,13 @@ def test_steps_of_a_real_run(worker: Worker) -> None:
 
 
 def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: Worker) -> None:
-    ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 30)[
-        :300
+    ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 10)[
+        :100
     ]
     first = run(worker, ids, 8)
     again = run(worker, ids, 8)
     assert first[1] == again[1]
-    assert again[0].n_tokens[0] == 300
+    assert again[0].n_tokens[0] == 100
     assert again[0].n_past[0] == 0
 
 
@@ -176,9 +176,9 @@ def test_measuring_from_python(tmp_path: Path) -> None:
     assert 0 < sum(phases.decode_compute_ns(timed.run)) <= sum(phases.itl_ns(timed.run))
 
 
-@pytest.mark.usefixtures("undisturbed")  # in what is read again here
+@pytest.mark.usefixtures("undisturbed")
 def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
-    status, out, err = run_process(
+    status, out, err = run_lab(
         "measure", "-p", "8,40", "-n", "4", "-r", "2", "-t", "1", "-o", tmp_path
     )
     assert status == 0

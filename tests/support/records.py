@@ -170,6 +170,7 @@ def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any
         if name in changes
     }
     every = changes.pop("every", None)
+    n_ubatch = changes.pop("n_ubatch", 8)
     setup = changes.pop("setup", None)
     if setup is not None:
         changes["case"] = case_of(setup)
@@ -184,7 +185,7 @@ def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any
             started_at="2026-01-01T00:00:00Z",
             status=OK,
             error=None,
-            steps=exact_steps(n_prompt, n_gen, 8, every=every, **rates),
+            steps=exact_steps(n_prompt, n_gen, n_ubatch, every=every, **rates),
             token_ids=tuple(range(n_gen)),
             end_of_generation_at=None,
             noise=None,
