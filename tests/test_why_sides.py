@@ -397,3 +397,177 @@ def test_a_rate_with_its_phase_in_brackets_is_of_ollama() -> None:
         (130.5, "prefill"),
         (46.5, DECODE),
     ]
+
+
+PROGRESS = "slot print_timing: id  0 | task 0 | n_decoded = {:>6}, tg = {:>6.2f} t/s, tg_3s = {:>6.2f} t/s\n"
+STARTS = [
+    "system_info: n_threads = 8 (n_threads_batch = 8) / 16 | CPU : AVX2 = 1 |\n",
+    "system info: n_threads = 8, n_threads_batch = 8, total_threads = 16\n",
+    "0.00.600.000 I system_info: n_threads = 4 (n_threads_batch = 4) / 8 | CPU : NEON = 1 |\n",
+    "0.00.600.000 I device_info:\n",
+    "llama-1  | system_info: n_threads = 2 (n_threads_batch = 2) / 2 | CPU : AVX = 1 |\n",
+]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_progress_of_two_processes_is_of_two_answers(start: str) -> None:
+    first = start + PROGRESS.format(100, 9, 9) + PROGRESS.format(130, 9.5, 9.6)
+    second = start + PROGRESS.format(140, 79, 79) + PROGRESS.format(240, 79.5, 79.6)
+    assert [(each.tps, each.n_gen) for each in reader.parse(first + second)] == [
+        (9.5, 130),
+        (79.5, 240),
+    ]
+    assert [each.tps for each in reader.parse(first + second.replace(start, ""))] == [79.5]
+
+
+ONE_STEP = "llama_perf_context_print:        eval time =    {0}.00 ms /     1 runs   ( {0}.00 ms per token,    {1} tokens per second)\n"
+LONG_PROMPT = "llama_print_timings: prompt eval time =    {}.00 ms /   500 tokens (    5.00 ms per token,   {} tokens per second)\n"
+
+
+@pytest.mark.parametrize(
+    ("ms", "tps"),
+    [(50, "20.00"), (20, "50.00"), (4000, "0.25"), (100, "10.00"), (5, "200.00")],
+)
+def test_one_step_of_decode_is_no_rate(ms: int, tps: str) -> None:
+    (figure,) = reader.parse(ONE_STEP.format(ms, tps))
+    assert not figure.is_rate
+    assert figure.weakness == "a single step: no decode rate"
+    text = (
+        f"old:\n{LONG_PROMPT.format(2500, '200.00')}{FAST.splitlines()[2]}\n\n"
+        f"new:\n{LONG_PROMPT.format(5000, '100.00')}{ONE_STEP.format(ms, tps)}"
+    )
+    assert rates(text) == (200, 100)
+
+
+def test_timings_of_the_old_server_count_tokens() -> None:
+    log = "print_timings: prompt eval time =     200.00 ms /    50 tokens (    4.00 ms per token,   250.00 tokens per second)\nprint_timings:        eval time =    4000.00 ms /   200 runs   (   20.00 ms per token,    50.00 tokens per second)\n"
+    decode = decodes(log)[0]
+    assert (decode.source, decode.n_gen) == ("ik_llama.cpp or old llama-server log", 200)
+    (cli,) = decodes(log.replace("print_", "llama_print_"))
+    assert (cli.source, cli.n_gen) == ("llama-cli", 201)
+
+
+SPECULATIVE = """\
+encoded   {n_prompt} tokens in    0.100 seconds, speed:  {pp:.3f} t/s
+decoded  {n_gen} tokens in   10.000 seconds, speed:   {tg:.3f} t/s
+
+n_draft   = 5
+n_predict = {n_gen}
+n_drafted = {drafted}
+n_accept  = {accepted}
+accept    = 50.000%
+"""
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_gen", "drafted", "accepted"),
+    [
+        (14, 600, 700, 500),
+        (5, 129, 132, 47),
+        (2000, 64, 300, 12),
+        (32, 1000, 1200, 900),
+        (8, 40, 50, 25),
+    ],
+)
+def test_llama_speculative(n_prompt: int, n_gen: int, drafted: int, accepted: int) -> None:
+    text = SPECULATIVE.format(
+        n_prompt=n_prompt, n_gen=n_gen, drafted=drafted, accepted=accepted, pp=n_prompt / 0.1, tg=n_gen / 10
+    )  # fmt: skip
+    command = "./llama-speculative -m x-8B.gguf -md y-1B.gguf -ngl 99\n"
+    prefill, decode = reader.parse(f"{command}{text}")
+    assert (prefill.tps, prefill.phase, prefill.n_prompt) == (
+        n_prompt / 0.1,
+        "prefill",
+        n_prompt,
+    )
+    assert (decode.tps, decode.n_gen, decode.depth) == (n_gen / 10, n_gen, n_prompt)
+    assert (decode.drafted, decode.accepted) == (drafted, accepted)
+    assert (decode.model, decode.is_speculative) == ("x-8B", True)
+    with pytest.raises(LabError, match="its tokens and time give"):
+        reader.parse(text.replace("10.000 seconds", "20.000 seconds"))
+
+
+VARIABLES = [
+    ("CUDA_VISIBLE_DEVICES=1 ./llama-cli -m x-7B.gguf", "CUDA_VISIBLE_DEVICES", "1"),
+    ('CUDA_VISIBLE_DEVICES="0, 1" ./llama-cli -m x-7B.gguf', "CUDA_VISIBLE_DEVICES", "0,1"),
+    ("HIP_VISIBLE_DEVICES=0,2 ./llama-cli -m x-7B.gguf", "HIP_VISIBLE_DEVICES", "0,2"),
+    ("GGML_VK_VISIBLE_DEVICES=0 ./llama-cli -m x-7B.gguf", "GGML_VK_VISIBLE_DEVICES", "0"),
+    (
+        "HSA_OVERRIDE_GFX_VERSION=10.3.0 ./llama-cli -m x-7B.gguf",
+        "HSA_OVERRIDE_GFX_VERSION",
+        "10.3.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value"), VARIABLES, ids=lambda each: str(each)[:24]
+)
+def test_variables_that_choose_devices_are_settings(
+    command: str, name: str, value: str
+) -> None:
+    text = f"{command}\n{FAST}\n./llama-cli -m x-7B.gguf\n{SLOW}"
+    first, second = decodes(text)
+    assert first.facts[name].value == value
+    assert name not in second.facts
+    assert (
+        f"{name} {value} in A, not named in B's command"
+        in parts_of(text)["other settings"].reason
+    )
+    table = BENCH.format(cpu="5.00", gpu="50.00")
+    assert (
+        decodes(f"{command.replace('llama-cli', 'llama-bench')}\n{table}")[0].facts[name].value
+        == value
+    )
+
+
+NAMED = [
+    ("On a 7900 XTX:", "device", "RX 7900 XTX"),
+    ("My 6800XT does this:", "device", "RX 6800XT"),
+    ("Jetson Orin Nano:", "device", "Jetson Orin Nano"),
+    ("Adreno(TM) X1-85 with OpenCL:", "device", "Adreno(TM) X1-85"),
+    ("3xTesla-P40:", "device", "3xTesla-P40"),
+    ("I run qwen3:32b here:", "model", "qwen3:32b"),
+    ("Running benchmark with model: llama3.2:3b (34W)", "model", "llama3.2:3b"),
+    ("gpt-oss:20b is slow:", "model", "gpt-oss:20b"),
+    ("Model: tiny-coder-1.5b-q4_k_m.gguf", "model", "tiny-coder-1.5b-q4_k_m"),
+    ("You can do this on a 3060Ti:", "device", None),
+    ("Something like a 7800 XT would do:", "device", None),
+    ("the 7900 people here", "device", None),
+    ("GPU: RTX 3070\nCPU: Ryzen", "device", "RTX 3070"),
+    ("Hardware:\nGPU: RTX 3070 Mobile", "device", "RTX 3070 Mobile"),
+    ("Hardware:\n\n- one big machine", "device", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "name", "expected"), NAMED, ids=lambda each: str(each)[:24])
+def test_names_in_words(words: str, name: str, expected: str | None) -> None:
+    assert getattr(decodes(f"{words}\n\n{FAST}")[0], name) == expected
+
+
+def test_the_library_and_the_cli_print_the_same_lines() -> None:
+    library = f"With llama-cpp-python:\n{FAST}"
+    assert decodes(library)[0].source == "llama-cpp-python"
+    assert [each.source for each in decodes(f"{library}\nand ./main:\n{SLOW}")] == [
+        "llama.cpp"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        (
+            "v1 runs at 24.5 t/s for me\nv2 runs at 13.5 t/s for me",
+            "lab why '24.5 t/s' '13.5 t/s'",
+        ),
+        ("it is 24.5 ± 3.5 t/s today I guess", "lab why '32.4 t/s' B"),
+        ("I get 20-25 t/s with it all day", "lab why '32.4 t/s' B"),
+        ("I get 20\u201325 t/s, then 12 t/s later", "lab why '12 t/s' B"),
+        ("my card does 12.5 tokens/s, or so", "lab why '12.5 t/s' B"),
+    ],
+)
+def test_the_hint_gives_rates_of_the_text(text: str, command: str) -> None:
+    with pytest.raises(LabError) as refused:
+        reader.parse(text)
+    assert refused.value.hint is not None
+    assert command in refused.value.hint

@@ -76,8 +76,8 @@ DEVICES = tuple(
         r' [^\n]{0,200}\b(?:description|name)="(?P<hardware>[^"\n]{1,80})"',
         r"\| {1,4}(?P<device_id>\d{1,2})"
         r" {2,4}(?P<hardware>(?:NVIDIA|Tesla|Quadro) [^\n|]{1,60}?) {1,20}O(?:n|ff) ",
-        r"^\W{0,9}(?:GPUs?|Hardware|Graphics card)\W{0,4}:"
-        r" {0,9}\W{0,4}(?P<hardware>[^\n]{3,80})",
+        r"^\W{0,9}(?:GPUs?|Hardware|Graphics card)[^\w\n]{0,4}:"
+        r" {0,9}[^\w\n]{0,4}(?P<hardware>[^\n]{3,80})",
     )
 )
 """Lines of logs that name a device, and its number."""

@@ -157,8 +157,9 @@ class Figure:
 
     @property
     def is_rate(self) -> bool:
-        """Whether it can be compared: a single token and a cached prompt have no rate."""
-        return not self.was_cached and (self.is_prefill or self.n_gen != 1)
+        """Whether it can be compared: a single token or step and a cached prompt have no rate."""
+        has_steps = self.is_prefill or (self.n_gen != 1 and self.n_steps != 1)
+        return not self.was_cached and has_steps
 
     @property
     def weakness(self) -> str:
@@ -170,6 +171,8 @@ class Figure:
             return "a small piece, mostly latency" if is_small else ""
         if self.n_gen == 1:
             return "a single token: no decode rate"
+        if self.n_steps == 1:
+            return "a single step: no decode rate"
         if self.counts == MIXED_WINDOW:
             return "with prefill in it"
         if self.counts == WHOLE:

@@ -45,39 +45,63 @@ def two_of(side: Side, prefill: bool) -> tuple[list[Figure], list[Figure]] | Non
     """Two setups of one text: of one setup under two headings, or the first two setups, the
     second one under another heading if there is one; else two rates of a phase.
 
-    None if there are none. Prefill is compared if there is no rate of decode.
+    None if there are none. Prefill is compared if decode cannot be.
     """
-    figures = [figure for setup in side for figure in setup]
-    is_prefill = prefill or all(figure.is_prefill or not figure.is_rate for figure in figures)
-    setups = list[list[Figure]]()
-    for setup in side:
-        if any(is_of_phase(figure, is_prefill) for figure in setup):
-            setups.append(setup)
+    of_decode = Side()
+    if prefill:
+        side = [list(map(as_prefill, setup)) for setup in side]
+    else:
+        of_decode = with_phase(side, is_prefill=False)
+    both = two_setups(of_decode, is_prefill=False)
+    if of_decode and not both:
+        both = two_rates(of_decode[0], is_prefill=False)
+    if both:
+        return both
+    of_prefill = with_phase(side, is_prefill=True)
+    both = two_setups(of_prefill, is_prefill=True)
+    if of_prefill and not of_decode and not both:
+        both = two_rates(of_prefill[0], is_prefill=True)
+    return both
+
+
+def with_phase(side: Side, is_prefill: bool) -> Side:
+    """The setups that have a rate of a phase."""
+    return [setup for setup in side if rates_of(setup, is_prefill)]
+
+
+def rates_of(figures: Sequence[Figure], is_prefill: bool) -> list[Figure]:
+    """The figures that can be compared with those of a phase."""
+    return [figure for figure in figures if figure.is_rate and figure.is_prefill == is_prefill]
+
+
+def two_setups(setups: Side, is_prefill: bool) -> tuple[list[Figure], list[Figure]] | None:
+    """One setup under its first two headings, or the first two setups; None for a single one."""
     if not setups:
         return None
     first = setups[0]
-    of_phase = [figure for figure in first if is_of_phase(figure, is_prefill)]
-    under = dict.fromkeys(figure.heading for figure in of_phase)
+    under = list(dict.fromkeys(figure.heading for figure in rates_of(first, is_prefill)))
     if len(under) > 1:
-        above, below = list(under)[:2]
-        return (
-            [figure for figure in first if figure.heading == above],
-            [figure for figure in first if figure.heading == below],
+        above, below = (
+            [figure for figure in first if figure.heading == heading] for heading in under[:2]
         )
-    if len(setups) > 1:
-        for setup in setups[1:]:
-            of_setup = {figure.heading for figure in setup if is_of_phase(figure, is_prefill)}
-            if setup[0].source == first[0].source and not of_setup & set(under):
-                return first, setup
-        return first, setups[1]
-    if len(of_phase) > 1 and not of_phase[0].records:
-        return [of_phase[0]], [of_phase[1]]
-    return None
+        return above, below
+    for setup in setups[1:]:
+        is_like = setup[0].source == first[0].source
+        if is_like and all(
+            figure.heading not in under for figure in rates_of(setup, is_prefill)
+        ):
+            return first, setup
+    return (first, setups[1]) if len(setups) > 1 else None
 
 
-def is_of_phase(figure: Figure, is_prefill: bool) -> bool:
-    """Whether a figure can be compared with those of a phase."""
-    return figure.is_rate and figure.is_prefill == is_prefill
+def two_rates(
+    figures: Sequence[Figure], is_prefill: bool
+) -> tuple[list[Figure], list[Figure]] | None:
+    """The first two rates of a setup in a phase; None if it has one, or is of the lab."""
+    rates = rates_of(figures, is_prefill)
+    if len(rates) < 2 or rates[0].records:
+        return None
+    return [rates[0]], [rates[1]]
 
 
 def is_of_lab(name: str) -> bool:

@@ -54,6 +54,9 @@ class Program:
     labels: Mapping[str, str] = field(default_factory=dict)  # JSON-like names of values
     first: str = ""  # a label that only begins an answer
     key: str = ""  # what an answer belongs to, such as a slot, from here on
+    start: str = (
+        ""  # what a process prints before its first answer: no answer goes on below it
+    )
     sign: str = ""  # a text without it is of another program
     no_sign: str = ""  # and a text with it too
     is_broken: bool = False  # any space may be the end of a line
@@ -146,11 +149,15 @@ def collected(text: str, program: Program) -> list[PastedAnswer]:
     keys = [(0, "")]
     if program.key:
         keys += [(match.start(), match[1]) for match in re.finditer(program.key, text)]
+    starts = list[int]()
+    if program.start:
+        starts += [match.start() for match in re.finditer(program.start, text)]
     answers = list[PastedAnswer]()
-    newest = dict[str, PastedAnswer]()
+    newest = dict[tuple[int, str], PastedAnswer]()
     for place, rank, match in matches_of(text, program):
         values = {name: value for name, value in match.groupdict().items() if value}
-        key = keys[bisect_right(keys, (place, "\uffff")) - 1][1]
+        of_process = bisect_right(starts, place)
+        key = (of_process, keys[bisect_right(keys, (place, "\uffff")) - 1][1])
         answer = newest.get(key)
         line = bisect_right(begins, place)
         if answer is None or is_of_next(answer, program, place, rank, values):

@@ -46,6 +46,12 @@ ENVIRONMENT = re.compile(
     r"|CONTEXT_LENGTH))[\"']?\s{0,3}[=:]\s{0,3}[\"']?([\w./:-]{1,200})"
 )
 LLAMA_ARG = "LLAMA_ARG_"
+DEVICES = re.compile(
+    r"\b((?:CUDA|HIP|ROCR|GGML_VK)_VISIBLE_DEVICES|HSA_OVERRIDE_GFX_VERSION)[\"']?\s{0,3}="
+    r"\s{0,3}[\"']?(\d[\d.]{0,12}(?:, ?\d{1,2}){0,15})"
+)
+"""Variables that choose devices for any program, and their values."""
+
 PYTHON_SETTING = re.compile(
     r"['\"]?\b([a-z][a-z_]{1,40})['\"]?\s?[:=]\s?('[^'\n]{0,300}'|\"[^\"\n]{0,300}\"|[{\w.-]{1,40})"
 )
@@ -165,6 +171,10 @@ def variables(lines: list[str]) -> Iterator[StartedProgram]:
                 read |= facts_of_option(match[1], match[2], "", number)
         if read:
             yield StartedProgram(number, f"{program}, environment", read)
+        chosen = dict(DEVICES.findall(line[:MOST_LETTERS]))
+        if chosen:
+            values = {name: value.replace(" ", "") for name, value in chosen.items()}
+            yield StartedProgram(number, ", environment", facts.stated(values, number))
 
 
 def program_of(start: re.Match[str]) -> str:
@@ -211,7 +221,7 @@ def words_of(block: str) -> list[str]:
     if not re.search(r"[\"']\s{0,3}[\[{]", text):
         text = text.replace("[", " ").replace("]", " ")
     try:
-        tokens = shell.split(text.replace("\\", "/"))  # a path of Windows
+        tokens = shell.split(text.replace("\\:", ":").replace("\\", "/"))  # a path of Windows
     except ValueError:
         tokens = text.replace('"', " ").replace("'", " ").split()
     remaining = list[str]()

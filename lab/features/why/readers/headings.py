@@ -30,15 +30,14 @@ FENCE = re.compile(
 """A line that opens or closes a block, whose other marks are gone already."""
 
 ASIDE = re.compile(
-    r"https?://|[{}]|(?:services|models|env|environment|command|cmd|args|volumes|ports)\s?:"
+    r"https?://|[{}]|^(?:\w+_\w+:|main:|build: ?[0-9a-f]{4,})(?=\s{0,9}\S)"
+    r"|^(?:services|models|env|environment|command|cmd|args|volumes|ports)\s?:"
 )
-"""Addresses, code, and keys of a configuration, which are no headings."""
+"""Addresses, code, lines of programs, and keys of a configuration, which are no headings."""
 
 
-def with_headings(figures: Sequence[Figure], text: str) -> list[Figure]:
+def with_headings(figures: Sequence[Figure], headings: Sequence[Fact]) -> list[Figure]:
     """The figures with the headings above them, if there is more than one."""
-    lines = {figure.line or 0 for figure in figures}
-    headings = list(headings_of(text, lines))
     places = [heading.line or 0 for heading in headings]
     above = [bisect_right(places, figure.line or 0) for figure in figures]
     if len(set(above)) < 2:
@@ -95,9 +94,9 @@ def is_of_prose(line: str) -> bool:
 
 
 def is_above_output(lines: Sequence[str], number: int, of_figures: Collection[int]) -> bool:
-    """Whether the next line that is not empty is of a log, a table or a figure."""
+    """Whether the next line that is not empty is of a log, a table, a command or a figure."""
     for below, line in enumerate(lines[number:], number + 1):
         if not is_blank(line):
             is_output = OF_LOG.search(line) or markdown.cells_of(line)
-            return below in of_figures or bool(is_output)
+            return below in of_figures or bool(is_output or commands.START.search(line))
     return False

@@ -27,6 +27,7 @@ SEVERAL_EVALUATIONS = re.compile(
 """Words of programs whose timings sum up several prompts, or leave a part of one out."""
 
 OF_LIBRARY = re.compile(r"\bllama_cpp\b|llama-cpp-python|\bLlama\.generate\b")
+OF_CLI = re.compile(r"(?:^|[\s/\\'\"])(?:\./main|main\.exe|llama-cli)\b", re.M)
 SERVER = "llama-server log"
 SPEED_CHANGED = 0.1
 USAGES = (("usage_prompt", "usage_gen"), ("server_prompt", "server_gen"))
@@ -69,6 +70,7 @@ def of_log(answers: list[PastedAnswer], program: Program, text: str) -> list[Fig
     """The figures of llama.cpp's timings: of llama-server, of llama-cli, of a library."""
     has_several = SEVERAL_EVALUATIONS.search(text) is not None
     is_of_library = OF_LIBRARY.search(text) is not None
+    names_cli = OF_CLI.search(text) is not None
     figures = list[Figure]()
     for answer in answers:
         values = answer.values
@@ -79,6 +81,8 @@ def of_log(answers: list[PastedAnswer], program: Program, text: str) -> list[Fig
                 counted = replace(counted, counts=FIRST_FREE)
         elif values.get("unit", "").startswith("run"):
             source = "llama-cpp-python" if is_of_library else "llama-cli"
+            if is_of_library and names_cli:  # both print the same lines
+                source = "llama.cpp"
             counted = replace(program, source=source, counts=STEPS, is_of_server=False)
             values["n_gen"] = str((answer.count("n_gen") or 0) + 1)
             if has_several:

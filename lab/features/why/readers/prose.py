@@ -7,7 +7,7 @@ figure. Lines of logs, tables and commands are not prose.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from lab.features.why import facts
@@ -21,11 +21,11 @@ LONGEST_LINE = 400
 MOST_LINES = 1_000  # of prose: more is another text
 OF_LOG = re.compile(
     r"\||\b(?:INFO|WARN|DEBUG|ERROR|slot|srv)\b|\bms\b|[\w.]{2,} {0,9}= |T/s\)|\[\d|: {4}|\w\(\)"
-    r"|\d / \d+ tokens"
+    r"|\d / \d+ tokens|^\W{0,9}\d{1,4}\.\d\d\.\d{3}\.\d{3} [A-Z] "
 )
 VERSUS = re.compile(
     r"\b(?:vs\.?|versus|than|instead|compared?|unlike|previous|expect\w*|should|would|faster"
-    r"|slower|better|want|buy|upgrade|another|friend|some(?:one|body)|people|others|he|she|they|his|her"
+    r"|slower|better|want|buy|upgrade|another|friend|like|you|your|some(?:one|body)|people|others|he|she|they|his|her"
     r"|their)\b",
     re.I,
 )
@@ -35,8 +35,10 @@ NUMBER_OF = r"(?:\d{1,2} ?x ?|dual |two )?"
 GPU = re.compile(
     rf"\b(?P<name>{NUMBER_OF}(?:(?:NVIDIA|GeForce|Tesla|AMD|Radeon|Apple|Intel) ){{0,2}}(?:"
     r"(?:RTX|GTX) ?(?:PRO ?|A)?\d{4}(?: ?(?:Ti|SUPER|Ada))*(?: Laptop)?(?: GPU)?"
-    r"|RX ?\d{4}(?: ?(?:XTX|XT|GRE))?|Tesla [PVTKM]\d{2,3}|[AH][1-9]00|H200|L40S?|GH200|B200"
+    r"|RX ?\d{4}(?: ?(?:XTX|XT|GRE))?|[5-9]\d[0-7]0 ?(?:XTX|XT|GRE)"
+    r"|Tesla[ -][PVTKM]\d{2,3}|[AH][1-9]00|H200|L40S?|GH200|B200"
     r"|P40|P100|V100|A6000|MI\d{2,3}X?|M[1-9] (?:Max|Ultra|Pro)|Arc [AB]\d{3}|DGX Spark"
+    r"|Jetson (?:AGX )?Orin(?: Nano| NX)?|Adreno(?:\(TM\))? X?\d[\w-]{1,8}"
     r"|Ryzen AI MAX\+? ?\d{3}|GeForce \d{4}(?: ?(?:Ti|SUPER))*)(?: \d{1,3} ?GB)?)(?![\w%]| hours)",
     re.I,
 )
@@ -52,7 +54,8 @@ FAMILY = (
 WORD = r"[\w.-]{0,40}"
 MODEL = re.compile(
     rf"(?<![\w./-])(?P<name>(?:[\w.-]{{2,40}}/)?(?={WORD}(?:{FAMILY}))"
-    r"[A-Za-z][\w.]*(?:[-_][\w.]+)*(?:(?: \d(?:\.\d)?)? \d{1,3}(?:\.\d)?B(?: A\d{1,2}B)?)?)"
+    r"[A-Za-z][\w.]*(?:[-_][\w.]+)*(?::\d[\w.-]{1,30})?"
+    r"(?:(?: \d(?:\.\d)?)? \d{1,3}(?:\.\d)?B(?: A\d{1,2}B)?)?)"
     r"(?:[ ,(`]{1,3}(?P<quantization>(?:UD-)?I?Q[2-8]_\w{1,6}|BF16|F16|FP8|MXFP4|NVFP4|AWQ"
     r"|GPTQ)\b)?",
     re.I,
@@ -70,8 +73,12 @@ class Named:
     is_compared: bool = False  # with others, so that it is not certainly of the figures
 
 
-def with_prose(figures: Sequence[Figure], text: str) -> list[Figure]:
-    """The figures with the names in words, where nothing else gives a model or a device."""
+def with_prose(
+    figures: Sequence[Figure], text: str, headings: Collection[int | None] = ()
+) -> list[Figure]:
+    """The figures with the names in words, where nothing else gives a model or a device;
+    `headings` are the lines above logs and tables.
+    """
     lacking = [
         name
         for name in (facts.MODEL, facts.HARDWARE)
@@ -80,7 +87,7 @@ def with_prose(figures: Sequence[Figure], text: str) -> list[Figure]:
     if not lacking:
         return list(figures)
     of_figures = {figure.line for figure in figures if "\n" in text}
-    named = named_in(text, of_figures)
+    named = named_in(text, of_figures, headings)
     completed = list[Figure]()
     for figure in figures:
         added = dict[str, Fact]()
@@ -112,7 +119,9 @@ def of_name(named: Named, name: str) -> dict[str, Fact]:
     return {each: named.facts[each] for each in names if each in named.facts}
 
 
-def named_in(text: str, of_figures: set[int | None]) -> list[Named]:
+def named_in(
+    text: str, of_figures: set[int | None], headings: Collection[int | None]
+) -> list[Named]:
     """The sentences that name a model or a device."""
     named = list[Named]()
     n_lines = 0
@@ -124,7 +133,7 @@ def named_in(text: str, of_figures: set[int | None]) -> list[Named]:
         n_lines += bool(line.strip())
         if n_lines > MOST_LINES:
             break
-        is_heading = bool(HEADING.match(line))
+        is_heading = number in headings or bool(HEADING.match(line))
         for sentence in SENTENCE.split(line):
             models = models_of(sentence, number)
             devices = devices_of(sentence, number)
@@ -141,7 +150,8 @@ def devices_of(sentence: str, line: int) -> list[dict[str, Fact]]:
     devices = list[dict[str, Fact]]()
     for name in names:
         plain = re.sub(r"^(?:a|my|one|the) ", "", name, flags=re.I)
-        plain = f"RTX {plain}" if plain[:4].isdigit() else plain
+        if plain[:4].isdigit():  # only AMD's end so
+            plain = f"{'RX' if plain.endswith(('XT', 'XTX', 'GRE')) else 'RTX'} {plain}"
         devices.append({facts.HARDWARE: Fact(plain, line)})
     return devices
 

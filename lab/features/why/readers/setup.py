@@ -178,7 +178,7 @@ def start_or_add(now: Known, program: str, command: StartedProgram) -> None:
     """A command starts its program; options alone, and variables, only add to it."""
     of, comma, _ = command.program.partition(",")
     if comma:
-        if of == program:
+        if of in (program, ANY):
             now.facts |= command.facts
     elif command.program == program or (not program and command.program):
         now.begin(command)

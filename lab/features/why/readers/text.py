@@ -22,6 +22,7 @@ FORMATS = (
     "llama-server (log and timings)",
     "llama-swap",
     "llama-cli",
+    "llama-speculative",
     "ik_llama.cpp",
     "Ollama (--verbose and API)",
     "LM Studio",
@@ -117,7 +118,9 @@ def parse(text: str, name: str = "The text") -> list[Figure]:
         )
     possible.sort(key=lambda figure: figure.line or 0)
     figures = setup.with_setups(possible[:MOST_FIGURES], text)
-    return headings.with_headings(prose.with_prose(figures, text), text)
+    found = list(headings.headings_of(text, {figure.line or 0 for figure in figures}))
+    figures = prose.with_prose(figures, text, {heading.line for heading in found})
+    return headings.with_headings(figures, found)
 
 
 def nearly_read(text: str) -> str:
@@ -141,7 +144,14 @@ def nearly_read(text: str) -> str:
 
 
 def hint_in_words(text: str) -> str:
-    """How to give the first rate of a text in words."""
-    rate = programs.BARE.search(text[:MOST_BYTES])
-    words = f"{rate[1]} t/s" if rate else "32.4 t/s"
+    """How to give the first two rates of a text in words, or the only one."""
+    rates = list[str]()
+    for match in programs.BARE.finditer(text[:MOST_BYTES]):
+        if not re.search(
+            r"[\u00b1\u2013-]\s?$", text[: match.start()][-2:]
+        ):  # a range, a spread
+            rates.append(f"{match[1]} t/s")
+    if len(rates) > 1:
+        return f"Or give figures in words: {shell.lab('why', *rates[:2])}"
+    words = rates[0] if rates else "32.4 t/s"
     return f"Or give one figure in words: {shell.lab('why', words, 'B')}"
