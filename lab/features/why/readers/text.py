@@ -147,9 +147,8 @@ def hint_in_words(text: str) -> str:
     """How to give the first two rates of a text in words, or the only one."""
     rates = list[str]()
     for match in programs.BARE.finditer(text[:MOST_BYTES]):
-        if not re.search(
-            r"[\u00b1\u2013-]\s?$", text[: match.start()][-2:]
-        ):  # a range, a spread
+        is_spread = "\u00b1" in text[max(0, match.start() - 2) : match.start()]
+        if not is_spread:
             rates.append(f"{match[1]} t/s")
     if len(rates) > 1:
         return f"Or give figures in words: {shell.lab('why', *rates[:2])}"
