@@ -42,7 +42,8 @@ def content_of(choice: Mapping[str, object]) -> Content:
     """The content of a choice in a streamed chunk, of a chat or a completion."""
     delta = choice.get("delta")
     fields = delta if isinstance(delta, dict) else {"content": delta}
-    fields = {"text": choice.get("text"), **fields}
+    if not is_filled(fields):  # some servers write the same text into both
+        fields = {"text": choice.get("text"), **fields}
     texts = [texts_in(fields.get(name), is_reasoning=False) for name in TEXT_FIELDS]
     # A server may write the same reasoning into two fields
     thoughts = [texts_in(fields.get(name), is_reasoning=True) for name in REASONING_FIELDS]
@@ -95,7 +96,7 @@ def texts_in(value: object, is_reasoning: bool) -> Texts:
 
 
 def is_filled(value: object) -> bool:
-    """Whether anything in a JSON value is not empty."""
+    """Whether a JSON value has a text that is not empty. A number or a flag describes a text."""
     stack = [value]
     while stack:
         part = stack.pop()
@@ -103,6 +104,6 @@ def is_filled(value: object) -> bool:
             stack += [inner for name, inner in part.items() if name not in DESCRIPTIONS]
         elif isinstance(part, list):
             stack += part
-        elif part:
+        elif isinstance(part, str) and part:
             return True
     return False

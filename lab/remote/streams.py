@@ -7,7 +7,7 @@ with empty data counts as a ping: servers send it to keep the connection open.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lab.core import request as kinds
@@ -17,6 +17,7 @@ from lab.remote.deltas import content_of
 from lab.remote.formats import (
     as_count,
     as_dict,
+    as_list,
     as_ms,
     as_number,
     error_in,
@@ -152,20 +153,22 @@ class StreamReader:
         if error is not None:
             self._fail(kinds.ERROR_INSIDE, error)
             return kinds.ERROR, {}
-        usage = as_dict(chunk.get("usage"))
+        usage = usage_in(chunk)
+        counts = named_counts(usage)
         timings = as_dict(chunk.get("timings"))
         if is_impossible(usage) or is_impossible(timings):
             self._fail(kinds.IMPOSSIBLE, "the server counts more than is possible")
             return kinds.ERROR, {}
         choices = chunk.get("choices")
         choice = as_dict(choices[0]) if isinstance(choices, list) and choices else {}
-        if any(as_number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")):
-            self._usage = usage  # Ollama sends zeros in each chunk of a completion
+        if any(as_number(counts[name]) for name in ("prompt_tokens", "completion_tokens")):
+            # Ollama sends zeros in each chunk of a completion
+            self._usage = merged_usage(self._usage, usage)
         self._timings = timings or self._timings
         is_last = self._keep_reason(choice.get("finish_reason"))
         n_tokens = {
             TOKEN_IDS: n_items(choice.get("token_ids")),
-            USAGE: as_count(usage.get("completion_tokens")),
+            USAGE: as_count(counts["completion_tokens"]),
             TIMINGS: as_count(timings.get("predicted_n")),
         }
         return self._kind_of(choice, n_tokens, is_last, bool(usage)), n_tokens
@@ -250,6 +253,27 @@ def with_hidden_tokens(rows: Sequence[EventRow]) -> list[EventRow]:
     return kept
 
 
+def usage_in(fields: Mapping[str, object]) -> dict[str, object]:
+    """The token counts of a chunk: its own, or those in an object within it or in its choice."""
+    choice = next(iter(as_list(fields.get("choices"))), None)
+    for part in (fields, *fields.values(), choice):
+        usage = as_dict(as_dict(part).get("usage"))
+        if usage:
+            return usage
+    return {}
+
+
+def merged_usage(before: dict[str, object], now: dict[str, object]) -> dict[str, object]:
+    """The counts of two chunks: some servers leave out, or write as 0, what they have said."""
+    parts = {name: value for name, value in now.items() if isinstance(value, dict)}
+    details = {name: _known(as_dict(before.get(name)), parts[name]) for name in parts}
+    return _known(before, {**now, **details})
+
+
+def _known(before: dict[str, object], now: dict[str, object]) -> dict[str, object]:
+    return before | {name: value for name, value in now.items() if value or name not in before}
+
+
 def usage_of(
     usage: dict[str, object], timings: dict[str, object], event_kinds: set[str]
 ) -> Usage | None:
@@ -258,9 +282,14 @@ def usage_of(
     Reasoning that was streamed and not counted is added to the tokens of the answer.
     """
     counts = {name: as_count(value) for name, value in named_counts(usage).items()}
-    n_cached = first_known([counts["cached_tokens"], as_count(timings.get("cache_n"))])
+    n_reused = as_count(timings.get("cache_n"))
+    n_computed = as_count(timings.get("prompt_n"))
+    n_cached = first_known([counts["cached_tokens"], n_reused])
     n_prompt = counts["prompt_tokens"]
-    n_generated = counts["completion_tokens"]
+    if n_prompt is None and n_reused is not None and n_computed is not None:
+        n_prompt = n_reused + n_computed
+    n_timed = as_count(timings.get("predicted_n"))
+    n_generated = first_known([counts["completion_tokens"], n_timed])
     n_reasoning = counts["reasoning_tokens"]
     if n_generated is not None and n_reasoning and kinds.REASONING in event_kinds:
         n_without = (n_prompt or 0) + n_generated
@@ -277,16 +306,25 @@ def usage_of(
 
 
 def named_counts(usage: dict[str, object]) -> dict[str, object]:
-    """The values of a server's usage by the names of Usage; None where there is none."""
-    of_prompt = as_dict(usage.get("prompt_tokens_details"))
-    of_answer = as_dict(usage.get("completion_tokens_details"))
-    cached = (of_prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"))
-    reasoning = (of_answer.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+    """The values of a server's usage by the names of Usage, from the names of all interfaces; None
+    where there is none."""
+    of_prompt = as_dict(
+        usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    )
+    of_answer = as_dict(
+        usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+    )
+    names = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+    cached = (of_prompt.get("cached_tokens"), *map(usage.get, names))
     return {
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
+        "prompt_tokens": first_known(map(usage.get, ("prompt_tokens", "input_tokens"))),
+        "completion_tokens": first_known(
+            map(usage.get, ("completion_tokens", "output_tokens"))
+        ),
         "cached_tokens": first_known(cached),
-        "reasoning_tokens": first_known(reasoning),
+        "reasoning_tokens": first_known(
+            (of_answer.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+        ),
     }
 
 

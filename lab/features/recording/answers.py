@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from lab.core.lists import first_known
 from lab.core.request import ServerTimings
 from lab.remote.compression import READABLE, Pieces, decompressed
+from lab.remote.deltas import content_of, is_filled
 from lab.remote.formats import as_count, as_dict, as_list, error_in, error_words
 from lab.remote.framing import sent_events
-from lab.remote.streams import timings_of
+from lab.remote.streams import merged_usage, named_counts, timings_of, usage_in
 
 FULL = ("context size", "context length", "context window", "exceed_context_size")
 """Words of servers that refuse a prompt that does not fit."""
 
 NO_CONTENT = ("message_start", "message_delta", "message_stop", "ping")
 """Events of the Messages API without anything generated."""
-
-NOT_GENERATED = ("role", "type", "index", "id", "name")
-"""Fields of a delta that say what it is."""
 
 
 @dataclass
@@ -74,9 +72,9 @@ def events(pieces: Pieces) -> Iterator[tuple[int, dict[str, object]]]:
 def add_fields(answer: Answer, fields: dict[str, object]) -> None:
     """Add what a JSON object of an answer says."""
     inner = as_dict(fields.get("response")) or as_dict(fields.get("message")) or fields
-    usage = as_dict(inner.get("usage")) or as_dict(fields.get("usage"))
+    usage = usage_in(fields)
     if usage:
-        answer.usage |= usage
+        answer.usage = merged_usage(answer.usage, usage)
         add_usage(answer)
     timings = as_dict(fields.get("timings"))
     if timings:
@@ -95,27 +93,18 @@ def add_fields(answer: Answer, fields: dict[str, object]) -> None:
 
 
 def add_usage(answer: Answer) -> None:
-    """Counts by the names of the interfaces. Anthropic's input_tokens are those not cached."""
+    """Counts by the names of the interfaces. Anthropic's input_tokens are those not cached; other
+    counts of a prompt include them, though a gateway may name Anthropic's counts beside."""
     usage = answer.usage
-    details = as_dict(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
+    counts = {name: as_count(value) for name, value in named_counts(usage).items()}
+    n_prompt = counts["prompt_tokens"]
     reused = as_count(usage.get("cache_read_input_tokens"))
-    answer.n_cached = first_known(
-        [
-            as_count(details.get("cached_tokens")),
-            as_count(usage.get("prompt_cache_hit_tokens")),
-            reused,
-            answer.n_cached,
-        ]
-    )
-    n_prompt = first_known(
-        [as_count(usage.get("prompt_tokens")), as_count(usage.get("input_tokens"))]
-    )
-    if n_prompt is not None and reused is not None:
+    if n_prompt is not None and reused is not None and usage.get("prompt_tokens") is None:
         created = as_count(usage.get("cache_creation_input_tokens")) or 0
         n_prompt += reused + created
     answer.n_prompt = n_prompt or answer.n_prompt
-    n_gen = [as_count(usage.get("completion_tokens")), as_count(usage.get("output_tokens"))]
-    answer.n_gen = first_known([*n_gen, answer.n_gen])
+    answer.n_cached = first_known([counts["cached_tokens"], answer.n_cached])
+    answer.n_gen = first_known([counts["completion_tokens"], answer.n_gen])
 
 
 def add_timings(answer: Answer) -> None:
@@ -134,15 +123,7 @@ def has_content(fields: dict[str, object]) -> bool:
     """Whether an event of a stream carries something generated."""
     choices = as_list(fields.get("choices"))
     if choices:
-        choice = as_dict(choices[0])
-        return bool(choice.get("text")) or is_generated(choice.get("delta"))
+        return content_of(as_dict(choices[0])).kind is not None
     if fields.get("type") in NO_CONTENT:
         return False
-    return is_generated(fields.get("delta")) or bool(fields.get("content"))
-
-
-def is_generated(delta: object) -> bool:
-    """Whether a delta has anything besides what it is."""
-    if isinstance(delta, dict):
-        return any(value for name, value in delta.items() if name not in NOT_GENERATED)
-    return bool(delta)
+    return is_filled(fields.get("delta")) or bool(fields.get("content"))
