@@ -77,6 +77,12 @@ def has_too_many(request: Request) -> bool:
     return n_text > request.asked.n_gen + SPARE_TOKENS
 
 
+def exceeds_limit(request: Request) -> bool:
+    """Whether more tokens came than were requested, not only in the server's count."""
+    n_came = len(generated(request))
+    return has_too_many(request) and n_came > request.asked.n_gen + SPARE_TOKENS
+
+
 def has_too_many_cached(request: Request) -> bool:
     usage = request.usage or Usage()
     if usage.cached_tokens is None or usage.prompt_tokens is None:
@@ -109,7 +115,7 @@ def contradictions(request: Request) -> list[str]:
         f"counts {value:,g} {name.replace('_', ' ')}"
         for name, value in request.wrong_counts.items()
     ]
-    if has_too_many(request):
+    if has_too_many(request) and not exceeds_limit(request):
         doubts.append(
             f"counts {usage.completion_tokens:,} tokens of an answer of at most"
             f" {request.asked.n_gen:,}"

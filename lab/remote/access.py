@@ -101,9 +101,10 @@ def _without_secrets(parts: SplitResult) -> str:
         host = f"[{host}]"
     if parts.port:
         host = f"{host}:{parts.port}"
-    path = (
-        parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    path = re.sub(
+        r"(/chat)?/completions$|/(models|responses|messages)$", "", parts.path.rstrip("/")
     )
+    path = re.sub(r"^(/v1){2,}$", "/v1", path)
     return urlunsplit((parts.scheme, host, path or "/v1", "", ""))
 
 

@@ -83,6 +83,7 @@ class AnswerHead:
     content_type: str = ""
     encoding: str = ""  # its compression
     retry_after: str = ""  # seconds
+    location: str = ""  # to which it redirects; may contain secrets
 
     @property
     def has_streaming_type(self) -> bool:
@@ -102,6 +103,7 @@ def head_of(response: h11.Response) -> AnswerHead:
         content_type=headers.get("content-type", "").lower(),
         encoding=headers.get("content-encoding", "").strip().lower(),
         retry_after=seconds_until(headers.get("retry-after", "")),
+        location=headers.get("location", ""),
     )
 
 
@@ -225,9 +227,12 @@ class AnswerBody:
 # An answer that is not a stream
 
 
-def json_reply(head: AnswerHead, body: AnswerBody, has_key: bool) -> JsonReply:
-    """The JSON object of an answer, or why there is none; `has_key`: the request had one. An array
-    is the `data` of an object: some servers list their models so."""
+def json_reply(
+    head: AnswerHead, body: AnswerBody, has_key: bool, target: str = ""
+) -> JsonReply:
+    """The JSON object of an answer, or why there is none; `has_key`: the request had one; `target`:
+    where it redirects, if that may be shown. An array is the `data` of an object: some servers
+    list their models so."""
     status = head.http_status or 0
     try:
         parsed = json.loads(body.whole())
@@ -246,6 +251,8 @@ def json_reply(head: AnswerHead, body: AnswerBody, has_key: bool) -> JsonReply:
         what = status_words(status)
         if head.retry_after:
             what = f"{what}, Retry-After: {head.retry_after}"
+        if target:
+            error = f"to {target}"
         error = ": ".join(filter(None, [what, error]))
     return JsonReply(status, parsed, error)
 

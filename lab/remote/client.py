@@ -332,6 +332,7 @@ def _route(access: Access, plan: SendPlan, arrivals: Arrivals) -> Route:
         certificates=certificates() if has_tls else None,
         headers=[("Host", url.netloc), *headers.items()],
         arrivals=arrivals,
+        access=access,
         timeout_s=plan.timeout_s,
         stall_s=plan.longest_stall_s,
     )

@@ -19,7 +19,7 @@ from typing import NamedTuple, Unpack, cast
 
 from lab.core import request as kinds, request_times as times, shell
 from lab.core.arguments import Reaching
-from lab.core.lists import plural
+from lab.core.lists import first_known, plural
 from lab.core.record import OK
 from lab.core.request import (
     Asked,
@@ -38,7 +38,7 @@ from lab.remote.servers import TOKENIZE, USAGE, Server, TokenCounter, tokenizers
 from lab.runner import machine
 
 # Maximum number of requests that generate tokens, besides one for counting prompts
-MOST_PROBES = 11
+MOST_PROBES = 12
 MOST_NAMES = 8  # models that a message lists
 MOST_PARTS = 4  # of a path that a name has
 DEFAULT_TAG = ":latest"  # which Ollama's users leave out
@@ -69,6 +69,9 @@ OWNERS = {
 }
 """Programs by what they write as the owner of their models. Some of them answer at the addresses of
 other programs too."""
+
+CONTEXT_FIELDS = ("max_model_len", "context_window", "context_length", "max_context_length")
+"""Fields of a model in a server's list that hold its longest context."""
 
 LM_STUDIO_FIELDS = {"state", "compatibility_type"}
 
@@ -245,6 +248,11 @@ def _probe(client: Client, model: ListedModel, api: str | None) -> Probes:
     for tried in (api,) if api else (kinds.CHAT, kinds.COMPLETIONS):
         for options in _options_to_try(failed):
             short = _generate(client, model.id, tried, SHORT, N_SHORT, options)
+            if times.has_too_many(short):  # it may know the limit by its newer name only
+                others = (*options, formats.MAX_COMPLETION)
+                other = _generate(client, model.id, tried, SHORT, N_SHORT, others)
+                if other.status == OK and not times.has_too_many(other):
+                    options, short = others, other
             if short.status == OK:
                 long = _generate(client, model.id, tried, LONG, N_LONG, options)
                 return Probes(tried, options, short, long)
@@ -280,7 +288,8 @@ def _streams_nothing(address: Access, model: str, failed: Sequence[Request]) -> 
     """The error for a server that streams no answer."""
     problem = failed[-1]
     for request in failed:
-        if request.http_status not in (404, 405):  # an interface that exists says more
+        is_missing = request.http_status in (404, 405)  # an interface that exists says more
+        if not is_missing or formats.NO_MODEL in (request.error or ""):
             problem = request
     status = problem.http_status or 0
     hint = (
@@ -291,6 +300,8 @@ def _streams_nothing(address: Access, model: str, failed: Sequence[Request]) -> 
             "Check that the address is the server's own: "
             "a proxy or a login page may answer instead."
         )
+    if formats.NO_MODEL in (problem.error or ""):
+        hint = "Load it on the server, or name another one with --model."
     if 300 <= status < 400 or status in (*_REJECTED, 429):
         hint = _hint(address, status)
     cause = f"{problem.failure}: {problem.error}"
@@ -304,11 +315,14 @@ def _counter(client: Client, model: str, probes: Probes) -> TokenCounter | None:
 
     def by_usage(text: str) -> int | None:
         request = _generate(client, model, probes.api, text, 1, probes.working)
-        if request.failure in _TRANSIENT:
+        if request.failure in _TRANSIENT or (request.failure and request.usage is None):
+            hint = _hint(client.access, request.http_status)
+            if request.http_status == 200:
+                hint = "Try again, or read the server's log."
             raise LabError(
                 f"The server did not count the tokens of a prompt of {len(text):,} characters "
                 f"({request.failure}: {request.error}).",
-                _hint(client.access, request.http_status),
+                hint,
             )
         return request.usage.prompt_tokens if request.usage else None
 
@@ -349,7 +363,7 @@ def _describe(
     if "default_generation_settings" in props:
         settings = _llama_server_settings(props, address)
         return "llama-server", settings.build, settings
-    n_ctx = as_count(entry.get("max_model_len"), MOST_CTX)
+    n_ctx = first_known(as_count(entry.get(name), MOST_CTX) for name in CONTEXT_FIELDS)
     settings_of_model = ServerSettings(n_ctx=n_ctx) if n_ctx else None
     owner = str(entry.get("owned_by")).lower()
     program = OWNERS.get(owner)

@@ -21,6 +21,7 @@ from functools import cache
 import h11
 
 from lab.core import request as kinds
+from lab.remote.access import Access, name_or_none
 from lab.remote.answer import (
     AnswerBody,
     AnswerHead,
@@ -83,12 +84,20 @@ class Route:
     arrivals: Arrivals
     timeout_s: float
     stall_s: float
+    access: Access | None = field(default=None, repr=False)
     memory: MemoryInFlight = field(default_factory=MemoryInFlight)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def has_key(self) -> bool:
         return any(name == "Authorization" for name, _ in self.headers)
+
+    def target_shown(self, location: str) -> str:
+        """Where an answer redirects, without its query; "" if it may not be shown."""
+        target = location.partition("?")[0]
+        if self.access is None or "@" in target:
+            return ""
+        return name_or_none(target, self.access) or ""
 
     async def wait_for_turn(self) -> None:
         """Wait for this task's turn: one each time that the loop has polled its sockets."""
@@ -357,4 +366,5 @@ class Exchange(asyncio.Protocol):
 
     def json_reply(self) -> JsonReply:
         """The JSON object of an answer that is not a stream."""
-        return json_reply(self.head, self.body, self.route.has_key)
+        target = self.route.target_shown(self.head.location)
+        return json_reply(self.head, self.body, self.route.has_key, target)

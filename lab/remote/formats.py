@@ -45,10 +45,12 @@ OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
 """The options of OpenAI's server, which rejects a request with any other."""
 
 LOADING = "the model is being loaded"
+NO_CREDIT = "no credit is left"
+NO_MODEL = "no such model"
 FIELD_ERROR = "it does not accept a field of the request"
 _NOT_TAKEN = (
     "unsupported|unrecogni[sz]ed|unknown|unexpected|invalid|extra|additional|"
-    "not (permitted|allowed|supported|accepted|valid|recogni[sz]ed|available)|forbidden"
+    r"not (permit|allow|support|accept|valid|recogni[sz]e|available)\w*|forbidden"
 )
 _FIELDS = (
     "fields?|param(eter)?s?|arguments?|keywords?|propert(y|ies)|inputs?|options?|attributes?|"
@@ -62,13 +64,17 @@ _ERRORS = (
     ),
     (r"context size has been exceeded", "Context size has been exceeded"),
     (
-        r"context (length|window|size)|maximum context|too many tokens",
+        r"context (length|window|size)|maximum context|too many tokens|max_(seq|model|input)_len|"
+        r"\b(prompt|inputs?|tokens)\b[^.:]{0,60}\b(too (long|large)|exceeds?|must be <=|"
+        r"(longer|greater|more) than)",
         "too long for its context",
     ),
-    (r"out of memory|allocat", "out of memory"),
+    (r"out of memory|allocat|(more|insufficient|not enough) (\w+ )?memory", "out of memory"),
+    (r"insufficient (balance|credit|fund)|\bcredits?\b|billing|payment", NO_CREDIT),
+    (r"not support (chat|generat\w*|completions?)\b", "this model does not answer there"),
     (r"no free slot|slot unavailable|overloaded|busy|queue", "too many requests at once"),
     (r"rate.?limit|slow down|quota", "too many requests in this time"),
-    (r"model.*(not found|not exist|not loaded)|no such model", "no such model"),
+    (r"model.*(not found|not exist|not loaded)|no such model", NO_MODEL),
     (r"https port", "it expects https://"),
     (r"api.?key|unauthori[sz]ed|credential", "a wrong key"),
     (r"template|jinja", "a problem with the chat template"),

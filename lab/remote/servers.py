@@ -208,7 +208,7 @@ class _PromptSearch:
 
     def _n_words(self) -> int:
         """How many words fit: guessed by the tokens of a word so far, between a lower and an upper
-        bound."""
+        bound. LabError if the server counts no more tokens of a longer prompt."""
         n_least = self._server.least(self._n_prompt)
         low = 0
         n_low = n_least
@@ -220,6 +220,12 @@ class _PromptSearch:
             if guess >= high:
                 guess = (low + high) // 2
             n_guess = self.count(self._first_words(guess))
+            if low and n_guess <= n_low:
+                raise LabError(
+                    f"The server counts {plural(n_guess, 'token')} of a prompt, and no more of a "
+                    "longer one: it cuts prompts, or counts only a part of them.",
+                    "Use fewer tokens, or start the server with a longer context.",
+                )
             tokens_per_word = max(0.2, (n_guess - n_least) / guess)
             if n_guess <= self._n_prompt:
                 low = guess

@@ -39,6 +39,9 @@ REASONS = {
     *("abort", "aborted", "cancelled", "error", "insufficient_system_resource", "safety"),
 }
 """The finish reasons of servers, in small letters. Any other word could be a part of a key."""
+BROKEN_OFF = {"abort", "aborted", "cancelled", "error", "insufficient_system_resource"}
+"""Those of an answer that the server gave up."""
+
 OTHER_REASON = "other"
 MOST_WITHOUT_TEXT = 4
 """Tokens of an answer that may have no text: ends, marks of reasoning, a part of a letter."""
@@ -223,6 +226,9 @@ class StreamReader:
         n_hidden = (usage.reasoning_tokens if usage else None) or 0
         if not has_content and self._is_whole_message:
             self._fail(kinds.NO_STREAM, "the answer is one whole message, not a stream")
+        elif self._reason in BROKEN_OFF:
+            reason = f"the server broke it off (finish reason {self._reason})"
+            self._fail(kinds.ERROR_INSIDE, reason)
         elif self._reason is None and not self._is_done:
             self._fail(
                 kinds.CUT_OFF,

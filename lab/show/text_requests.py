@@ -204,6 +204,7 @@ def doubts(requests: Sequence[Request]) -> list[str]:
     figures_of = [figures(request) for request in requests]
     return [
         *_contradictions(requests),
+        *_longer(requests),
         *held_back(figures_of),
         *_cache_doubts(figures_of),
         *_length_doubts(figures_of),
@@ -218,6 +219,17 @@ def _contradictions(requests: Sequence[Request]) -> list[str]:
         f"In {n} of {plural(len(requests), 'request')} the server {contradiction}: "
         "that cannot be, and is in no figure."
         for contradiction, n in found.items()
+    ]
+
+
+def _longer(requests: Sequence[Request]) -> list[str]:
+    """A sentence on answers that went on beyond the requested length, if there are any."""
+    longer = list(filter(times.exceeds_limit, requests))
+    if not longer:
+        return []
+    return [
+        f"{len(longer)} of {len(requests)} answers were longer than requested: the server ignores "
+        "that limit. Their tokens are in no figure."
     ]
 
 
