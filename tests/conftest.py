@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from lab.core.record import (
     NoiseReading,
 )
 from lab.models import catalog, synthetic
+from lab.process.worker import Worker
+from lab.roofline import prediction
 from lab.runner import disturbances, noise_watch
 from tests.support import miniature
 from tests.support.browser import browser  # noqa: F401  (a fixture)
@@ -105,3 +109,21 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     said."""
     monkeypatch.setattr(disturbances, "disturbances", lambda record: {})
     monkeypatch.setattr(disturbances, "of_request", lambda record: {})
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have empty pictures: where their sentences are read, of a third of a second each."""
+    monkeypatch.setattr("lab.show.page.inline", lambda *_: "<svg></svg>")
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.fixture
+def one_engine(started: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All predictions of a file of tests ask one engine of this machine, instead of one each."""
+    monkeypatch.setattr(prediction, "Worker", lambda: nullcontext(started))

@@ -10,6 +10,8 @@ from lab.models import asked_devices, described, devices, named, synthetic
 from lab.models.catalog import find
 from tests.support.command import run_lab
 
+pytestmark = pytest.mark.usefixtures("one_engine")
+
 
 @pytest.mark.parametrize(
     ("text", "gbps", "cores", "backend"),

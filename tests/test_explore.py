@@ -28,6 +28,8 @@ from tests.support.command import run_lab
 from tests.support.rates import FAST
 from tests.support.records import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 __all__ = ["browser"]  # a fixture
 
 ONE = {

@@ -465,11 +465,10 @@ def test_every_fact_of_a_quiet_machine_is_told(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOISY)
 def test_noise_makes_a_lesson_wrong_at_most_once_in_twenty_verdicts(name: str) -> None:
-    machine, _ = MACHINES[name]
     mistakes = []
     n_told = 0
-    for seed in range(2, 5):
-        here = session(machine, seed)
+    for seed in (1, 2):
+        here = session_of(name, seed)
         all_said = list(statements_of(here))
         mistakes += wrong(name, here, all_said)
         n_told += len(all_said)

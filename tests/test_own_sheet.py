@@ -20,6 +20,8 @@ from lab.roofline import conditioning, datasheet
 from lab.roofline.prediction import OnDevice
 from tests.support.records import make_record, make_run
 
+pytestmark = pytest.mark.usefixtures("one_engine")
+
 RECORDS = [make_record(make_run())]
 SMOL = "smollm2-135m:Q4_1"
 

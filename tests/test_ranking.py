@@ -24,6 +24,8 @@ from tests.support.rates import of_catalog
 from tests.support.records import MODEL, SETTINGS
 from tests.support.tables import headings, lines_of
 
+pytestmark = pytest.mark.usefixtures("one_engine")
+
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
 LLAMA = "llama-3.1-8b:Q4_K_M"
 UNKNOWN = (math.nan, math.nan)

@@ -27,6 +27,8 @@ from tests.support.command import run_lab, run_process
 from tests.support.rates import FAST, timed
 from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_run, watched
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "results" / "sample-smollm2-135m-amd-epyc.jsonl"
 
@@ -46,7 +48,8 @@ def test_a_page_says_what_was_measured() -> None:
     assert "Which is faster" not in html.text
 
 
-def test_tables_and_pictures_can_be_read_aloud() -> None:
+def test_tables_and_pictures_can_be_read_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # drawn
     html = Page(page.html(timed(1.1), [FAST], explore=False))
     assert len(html.named("svg")) == 3
     for picture in html.named("div"):
@@ -236,7 +239,8 @@ def test_a_packed_file_cannot_claim_to_be_endless(
         results.read([path])
 
 
-def test_nothing_in_a_record_can_act() -> None:
+def test_nothing_in_a_record_can_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # drawn
     failed = make_record(make_run(50, status="failed", error="x"))
     records = [evil(record) for record in [*session(), failed]]
     text = page.html(records, [evil(FAST)])
@@ -280,7 +284,10 @@ def test_a_report_does_not_replace_its_results(tmp_path: Path) -> None:
     assert "would overwrite" in err
 
 
-def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
+def test_a_measurement_ends_with_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # drawn
     small = ("-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot")
     status, out, err = run_lab("measure", *small, "--report", "-o", tmp_path)
     assert status == 0, err

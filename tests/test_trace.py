@@ -315,8 +315,9 @@ def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_t
     assert not any(map(any, unchanged.changes))
 
 
-def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
-    status, out, _ = run_lab("trace", "--attention", "The cat sat", "-t", 1, "-o", tmp_path)
+def test_the_command_shows_what_a_text_attends_to(shallow: Path, tmp_path: Path) -> None:
+    asked = ("--attention", "The cat sat", "-m", shallow, "-t", 1, "-o", tmp_path)
+    status, out, _ = run_lab("trace", *asked)
     assert status == 0
     assert "Attention of ' sat', the last of 3 tokens" in out
     assert "stay exactly the same in layer 0:" in " ".join(out.split())
@@ -325,7 +326,8 @@ def test_the_command_shows_what_a_text_attends_to(tmp_path: Path) -> None:
     assert "Attention of ' sat', the last of 3 tokens" in run_lab("show", path)[1]
     assert run_lab("report", path)[0] == 0
     page = path.with_suffix(".html").read_text()
-    assert "lab trace --attention &#39;The cat sat&#39; --threads 1" in page
+    model = f"--model FOLDER/{shallow.name}"
+    assert f"lab trace --attention &#39;The cat sat&#39; {model} --threads 1" in page
     assert "<svg" in page
     assert "<image" not in page  # the page's content security policy would block it
 

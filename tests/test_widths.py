@@ -30,6 +30,8 @@ from lab.show.console import Grid, console
 from lab.show.section import Context, Section, print_sections, tabled
 from tests.support.command import run_lab
 
+pytestmark = pytest.mark.usefixtures("one_engine")
+
 RESULTS = Path(__file__).parents[1] / "results"
 SAMPLES = sorted(RESULTS.glob("sample-*.jsonl"))
 TO_COMPARE = [
