@@ -57,14 +57,14 @@ class LlamaContext:
     placement: Placement  # of the context and the weights
 
 
-def load(path: Path, asked: Settings) -> Loaded:
-    """Load the weights to the devices that `asked` names.
+def load(path: Path, settings: Settings) -> Loaded:
+    """Load the weights to the devices that `settings` names.
 
     LabError with llama.cpp's log if it fails.
     """
     lib = llama_cpp()
     params = lib.llama_model_default_params()
-    alive = placement.model_params(params, asked)
+    alive = placement.model_params(params, settings)
     model = _from_file(path, params)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
@@ -116,27 +116,29 @@ def describe(loaded: Loaded) -> str | None:
     return buffer.value.decode(errors="replace") or None
 
 
-def new_context(loaded: Loaded, asked: Settings, on_node: object = None) -> LlamaContext:
-    """A context with the settings `asked`. LabError with llama.cpp's log if there is none.
+def new_context(loaded: Loaded, settings: Settings, on_node: object = None) -> LlamaContext:
+    """A context with these settings. LabError with llama.cpp's log if there is none.
 
     `on_node` (ctypes) is called around each operation of each step.
     """
     lib = llama_cpp()
-    params = context_params(asked)
+    params = context_params(settings)
     if on_node is not None:
         params.cb_eval = on_node
     devices.clear_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
         reason = devices.last_warnings()
-        what = f"llama.cpp cannot create a context of {plural(asked.n_ctx, 'token')}: {reason}"
+        what = (
+            f"llama.cpp cannot create a context of {plural(settings.n_ctx, 'token')}: {reason}"
+        )
         raise LabError(
             what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model."
         )
     settings = dataclasses.replace(
-        asked,
+        settings,
         n_ctx=lib.llama_n_ctx(pointer),
-        flash_attn_resolved=_flash_attn(asked.flash_attn or "auto"),
+        flash_attn_resolved=_flash_attn(settings.flash_attn or "auto"),
         openmp=openmp.runtime(),
         wait_resolved=setup.resolved_wait(openmp.runtime(), os.environ),
         openmp_variables=setup.user_variables(os.environ),
@@ -167,23 +169,23 @@ def _flash_attn(asked: str) -> str | None:
     return None
 
 
-def context_params(asked: Settings) -> ctypes.Structure:
+def context_params(settings: Settings) -> ctypes.Structure:
     lib = llama_cpp()
     params = lib.llama_context_default_params()
-    type_k, type_v = asked.cache_types
+    type_k, type_v = settings.cache_types
     set_fields(
         params,
-        n_ctx=asked.n_ctx,
-        flash_attn_type=FLASH_ATTN[asked.flash_attn or "auto"],
+        n_ctx=settings.n_ctx,
+        flash_attn_type=FLASH_ATTN[settings.flash_attn or "auto"],
         type_k=getattr(lib, f"GGML_TYPE_{type_k.upper()}"),
         type_v=getattr(lib, f"GGML_TYPE_{type_v.upper()}"),
-        op_offload=asked.n_gpu_layers != 0,
-        n_seq_max=asked.n_seq_max,
+        op_offload=settings.n_gpu_layers != 0,
+        n_seq_max=settings.n_seq_max,
         swa_full=False,  # as llama-bench has it
         no_perf=True,
     )
     for setting in table().values():
-        placement.copy_setting(asked, setting, params, setting.context_param)
+        placement.copy_setting(settings, setting, params, setting.context_param)
     structure: ctypes.Structure = params
     return structure
 

@@ -37,60 +37,62 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", P))
 
 
-def model_params(params: object, asked: Settings) -> tuple[object, ...]:
+def model_params(params: object, settings: Settings) -> tuple[object, ...]:
     """Copy the settings into a llama_model_params.
 
     Returns the objects that must live as long as the model.
     """
     for setting in table().values():
-        copy_setting(asked, setting, params, setting.model_param)
-    if asked.mmap is not None:
-        mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+        copy_setting(settings, setting, params, setting.model_param)
+    if settings.mmap is not None:
+        mode = int(settings.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
         set_fields(params, load_mode=mode)
-    if asked.split_mode is not None:
-        set_fields(params, split_mode=SPLIT_MODES[asked.split_mode])
+    if settings.split_mode is not None:
+        set_fields(params, split_mode=SPLIT_MODES[settings.split_mode])
     arrays: list[object] = []
-    if asked.tensor_split is not None:
-        shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
+    if settings.tensor_split is not None:
+        shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*settings.tensor_split)
         set_fields(params, tensor_split=shares)
         arrays.append(shares)
-    if asked.devices is not None or asked.n_gpu_layers == 0:
-        handles = _devices(asked)
+    if settings.devices is not None or settings.n_gpu_layers == 0:
+        handles = _devices(settings)
         set_fields(params, devices=ctypes.addressof(handles))
         arrays.append(handles)
-    if asked.n_cpu_moe or asked.override_tensor:
-        overrides = _overrides(asked)
+    if settings.n_cpu_moe or settings.override_tensor:
+        overrides = _overrides(settings)
         set_fields(params, tensor_buft_overrides=ctypes.addressof(overrides))
         arrays.append(overrides)
     return tuple(arrays)
 
 
-def copy_setting(asked: Settings, setting: Setting, params: object, name: str | None) -> None:
+def copy_setting(
+    settings: Settings, setting: Setting, params: object, name: str | None
+) -> None:
     """Copy the value of a setting into this field of llama.cpp's parameters, unless it is None."""
-    value = getattr(asked, setting.recorded)
+    value = getattr(settings, setting.recorded)
     if name is not None and value is not None:
         set_fields(params, **{name: value})
 
 
-def _devices(asked: Settings) -> ctypes.Array[P]:
+def _devices(settings: Settings) -> ctypes.Array[P]:
     """The devices for layers, ended by a null pointer.
 
     With 0 layers and no list, a GPU build would keep the weights in memory that its GPU can read,
     and prefill there.
     """
     handles = []
-    if asked.n_gpu_layers:
-        handles = list(map(devices.device_of, asked.devices or ()))
+    if settings.n_gpu_layers:
+        handles = list(map(devices.device_of, settings.devices or ()))
     return (P * (len(handles) + 1))(*handles, None)
 
 
-def _overrides(asked: Settings) -> ctypes.Array[_Override]:
+def _overrides(settings: Settings) -> ctypes.Array[_Override]:
     """The tensors that go to another memory, ended by an empty override; the first match counts."""
     on_cpu = devices.memory_of(None)
     overrides = []
-    for layer in range(asked.n_cpu_moe or 0):
+    for layer in range(settings.n_cpu_moe or 0):
         overrides.append(_Override(EXPERTS.format(layer).encode(), on_cpu))
-    for text in asked.override_tensor or ():
+    for text in settings.override_tensor or ():
         pattern, device = override_of(text)
         overrides.append(_Override(pattern.encode(), devices.memory_of(device)))
     return (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))

@@ -143,8 +143,8 @@ def measure(
         "--repeat",
         "-r",
         type=int,
-        help="Rounds: each loads the model anew, then runs each length.  [default: 3; 6 if that "
-        "adds little time]",
+        help="Rounds: each loads the model anew, then runs each length.  [default: 3; up to 6 "
+        "for quick lengths, 2 for slow ones that agree]",
     ),
     *UNTIL,
     *SETTINGS,

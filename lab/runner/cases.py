@@ -156,7 +156,7 @@ class Plan:
     refused: dict[Case, str]
     warnings: tuple[str, ...]
     until: Until | None = None
-    is_more_if_cheap: bool = False  # quick cases get more rounds
+    may_change_repeats: bool = False  # quick cases get more rounds, dear ones fewer
     write: Write = measured_run
     draft: Draft | None = None
     setup: ProcessSetup = field(default_factory=ProcessSetup)  # of the engine's process

@@ -169,7 +169,7 @@ class _Loop:
             if min(map(len, runs.values()), default=0) < 2:
                 return []
             n_repeats = repeats_until(runs, self.plan.until)
-        elif self.plan.is_more_if_cheap:
+        elif self.plan.may_change_repeats:
             spare_s = EXTRA_SHARE * planned_s
             n_repeats = cheap_repeats(self._forecast_s(), self.plan.n_repeat, spare_s)
         extension: list[PlannedRun] = []
@@ -193,7 +193,11 @@ class _Loop:
         if self.is_extended:
             return expected
         run_s = self._forecast_s()
-        if self.plan.is_more_if_cheap and len(run_s) > 1 and self.engine.round < DEAR_REPEATS:
+        if (
+            self.plan.may_change_repeats
+            and len(run_s) > 1
+            and self.engine.round < DEAR_REPEATS
+        ):
             expected = without(expected, dear_case(run_s), DEAR_REPEATS)
         planned_s = sum(run_s[case] for _, case in expected if case in run_s)
         planned_s += time.monotonic() - self.started
@@ -204,7 +208,7 @@ class _Loop:
 
         Whether any was dropped.
         """
-        if not self.plan.is_more_if_cheap or self.runs.next[0] < DEAR_REPEATS:
+        if not self.plan.may_change_repeats or self.runs.next[0] < DEAR_REPEATS:
             return False
         case = dear_case(self._forecast_s())
         if case is None or not is_as_sure(case, self._runs_that_count()):
