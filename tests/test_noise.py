@@ -101,6 +101,10 @@ def test_the_sentence_says_how_many_runs() -> None:
         (on(16, 16, 16, 8, n_gpu_layers=99), False),  # one thread feeds the GPU
         (on(16, 16, 16, 15.3, n_gpu_layers=99), True),
         (on(16, 16, 16, 0.2, n_gpu_layers=1), True),  # the other layers are on the CPU
+        (on(16, 16, 16, 8, n_gpu_layers=99, n_cpu_moe=2), True),  # ... the experts
+        (on(16, 16, 16, 8, n_gpu_layers=99, kv_offload=False), True),  # ... the cache
+        (on(16, 16, 16, 8, n_gpu_layers=99, override_tensor=("exps=CPU",)), True),
+        (on(16, 16, 16, 8, n_gpu_layers=99, override_tensor=("exps=CUDA1",)), False),
     ],
 )
 def test_what_others_take_counts_where_the_run_needs_it(
@@ -154,6 +158,15 @@ def test_with_a_quota_others_may_use_the_cores_that_the_process_may_run_on(
     run = watched([round(100 * cores_used)] * 20)
     record = make_record(run, machine=here, settings=settings)
     assert (disturbances.OTHERS in disturbances.disturbances(record)) == is_disturbed
+
+
+def test_of_runs_that_nobody_disturbed_no_core_is_missing() -> None:
+    """More threads than the quota has cores, and nothing else on the machine."""
+    here = dataclasses.replace(MACHINE, n_cores_physical=8, n_cores_usable=2, cpu_quota=2.0)
+    settings = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
+    record = make_record(watched([0] * 20), machine=here, settings=settings)
+    assert disturbances.disturbances(record) == {}
+    assert disturbances.sentences([record]) == []
 
 
 QUOTA_OF_FOUR = dataclasses.replace(

@@ -661,6 +661,25 @@ def test_a_prediction_needs_no_embedded_model(
     assert plan.model.name == "llama-3.2-3b"
 
 
+def test_an_architecture_without_flash_attention_is_planned_without(
+    monkeypatch: pytest.MonkeyPatch, fake_worker: FakeWorker
+) -> None:
+    grok = dataclasses.replace(BIG, arch="grok")
+    monkeypatch.setattr(prediction, "Worker", lambda: fake_worker)
+    monkeypatch.setattr(obtain, "find", lambda worker, text, watch: grok)
+    assert not prediction.plan_for("grok", {}).settings.uses_flash
+    plain = dataclasses.replace(WIDE, flash_attn="off", flash_attn_resolved="off")
+    available = (BIG.n_bytes or 0) + 10**9
+    assert memory.longest(grok, available) == memory.longest(BIG, available, plain)
+    assert memory.longest(grok, available) != memory.longest(BIG, available)
+
+
+def test_users_of_one_cache_are_padded_together() -> None:
+    unified = dataclasses.replace(SETTINGS, kv_unified=True)
+    three = prediction.memory_bytes(BIG, unified, 1100, 3)
+    assert three == prediction.memory_bytes(BIG, unified, 3300, 1)
+
+
 def test_the_context_that_fits_counts_the_types_of_the_cache() -> None:
     small = dataclasses.replace(WIDE, type_k="q4_0", type_v="q4_0")
     of_f16 = memory.longest(BIG, (BIG.n_bytes or 0) + 10**9, WIDE)

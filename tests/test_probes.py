@@ -1,5 +1,6 @@
 """Which kernels are probed, where their rates hold, and which of several sessions count."""
 
+import collections
 import dataclasses
 import shlex
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from lab.app import output
 from lab.core.matrices import EMBEDDING, EXPERTS, FEED_FORWARD, OUTPUT, Matrix
-from lab.core.record import Ceilings, Machine, Model, Placement, Rate, Settings
+from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Settings
 from lab.errors import LabError
 from lab.features import ceilings as ceilings_module
 from lab.process.wire import (
@@ -374,6 +375,11 @@ TWO_GPUS = dataclasses.replace(
             ("CUDA0", None),
         ),
         (
+            {"n_gpu_layers": 99, "override_tensor": ("exps=CPU",)},
+            None,
+            ("CUDA0", None),
+        ),
+        (
             {},
             ("CPU", "CUDA0", "CUDA0", "CUDA0", "CUDA0"),
             ("CUDA0", None),
@@ -393,6 +399,18 @@ def test_a_place_has_the_devices_of_its_layers_the_one_with_most_first(
     )
     assert probing.place_of_record(record) == place
     assert len(probing.layers_of(record)) == 5
+
+
+def test_devices_share_layers_as_they_were_told() -> None:
+    devices = (Device("CUDA0", "", "gpu", 10**9), Device("CUDA1", "", "gpu", 10**9))
+    here = dataclasses.replace(MACHINE, devices=devices)
+
+    def layers(split: tuple[float, ...] | None) -> collections.Counter[str | None]:
+        settings = dataclasses.replace(SETTINGS, n_gpu_layers=99, tensor_split=split)
+        return collections.Counter(probing.layers(here, TINY, settings))
+
+    assert layers(None) == {"CUDA0": 3, "CUDA1": 2}
+    assert layers((4, 1)) == {"CUDA0": 4, "CUDA1": 1}
 
 
 def test_ceilings_hold_on_the_same_machine_build_devices_and_layout() -> None:

@@ -235,6 +235,8 @@ def test_a_cache_and_experts_can_stay_on_the_cpu() -> None:
     )
     moved = dataclasses.replace(SETTINGS, n_cpu_moe=2)
     parts = StepKernels(model, moved, gpu, ("CUDA0",) * 5).parts(1, 9, 1)
+    overridden = dataclasses.replace(SETTINGS, override_tensor=(r"blk\.[01]\..*exps=CPU",))
+    assert StepKernels(model, overridden, gpu, ("CUDA0",) * 5).parts(1, 9, 1) == parts
     in_first_three = 0.75 * FFN_BYTES * 2  # two of four experts are read
     assert ns(parts.by_device[None].layers_s) == pytest.approx(40 * in_first_three * 2 / 3)
     on_gpu = ATTENTION_BYTES + 4 * (2 * FFN_BYTES - in_first_three * 2 / 3)

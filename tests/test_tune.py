@@ -323,6 +323,14 @@ def test_both_kinds_of_attention_are_tried_where_no_context_can_be_made(
     assert planning.other_attention(with_card, default) == ["off", "on"]
 
 
+def test_packed_values_are_refused_where_an_architecture_has_no_flash_attention(
+    fake_worker: FakeWorker,
+) -> None:
+    fake_worker.model = dataclasses.replace(fake_worker.model, arch="grok")
+    with pytest.raises(LabError, match="switches off for grok"):
+        make_plan(fake_worker, [10], 1, 1, cache_type_v="q8_0", watch=None)
+
+
 def test_packed_values_are_tried_only_with_flash_attention(tiny: str) -> None:
     choices = map(dict, choices_of(tiny, allow_lossy=True))
     packed = [choice for choice in choices if "cache_type_v" in choice]

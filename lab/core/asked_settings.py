@@ -19,7 +19,7 @@ from typing import Any
 from lab.errors import LabError
 
 UNPACKED_TYPES = ("f16", "bf16", "f32")  # of values that plain attention can read
-WITHOUT_FLASH = ("grok",)  # architectures for which llama.cpp switches flash attention off
+_WITHOUT_FLASH = ("grok",)  # architectures for which llama.cpp switches flash attention off
 STEP = "step"
 END = "end"
 AUTO = "auto"
@@ -157,6 +157,11 @@ def _check_override(text: str) -> None:
         what = f"--override-tensor {text}: {pattern} is no regular expression ({problem})."
         hint = "A dot matches any character, .* any text: ffn_.*_exps=CPU"
         raise LabError(what, hint) from None
+
+
+def flash_of_architecture(arch: str | None) -> str | None:
+    """ "off" for an architecture without flash attention; None: llama.cpp decides."""
+    return "off" if arch in _WITHOUT_FLASH else None
 
 
 @cache

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core import layouts
-from lab.core.asked_settings import AskedSettings
+from lab.core.asked_settings import AskedSettings, flash_of_architecture
 from lab.core.attention import AttentionLayers, attention_by_layer, attention_layers
 from lab.core.matrices import BLOCKS, EMBEDDING
 from lab.core.record import Device, Model, Settings
@@ -166,22 +166,31 @@ def _layout_bytes(model: Model, cpu: layouts.CpuFeatures) -> int:
 
 def of_length(model: Model, n_ctx: int, system_info: str | None = None) -> Memory:
     """The memory of a context with the lab's default settings (which are llama-bench's)."""
-    return of_context(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx), system_info)
+    settings = dataclasses.replace(_defaults(model), n_ctx=n_ctx)
+    return of_context(model, settings, system_info)
+
+
+def _defaults(model: Model) -> Settings:
+    resolved = flash_of_architecture(model.arch)
+    return dataclasses.replace(_DEFAULTS, flash_attn_resolved=resolved)
 
 
 def longest(
     model: Model,
     available: int,
-    settings: Settings = _DEFAULTS,
+    settings: Settings | None = None,
     system_info: str | None = None,
 ) -> int | None:
-    """The longest context that fits into `available` bytes with `settings`; None if unknown.
+    """The longest context that fits into `available` bytes; None if unknown.
+
+    `settings` are the defaults unless given.
 
     A multiple of 256, at most 2^31.
     """
+    fixed = settings or _defaults(model)
 
     def context(n_ctx: int) -> Memory:
-        return of_context(model, dataclasses.replace(settings, n_ctx=n_ctx), system_info)
+        return of_context(model, dataclasses.replace(fixed, n_ctx=n_ctx), system_info)
 
     if context(PADDING).kv_cache_bytes is None:
         return None
@@ -409,7 +418,7 @@ def _cpu_width(
     if settings.kv_offload is False:
         caches = _CPU_CACHES_FUSED if widths.is_fused else _CPU_CACHES
         peaks.append(widths.inputs + widths.of(caches))
-    if has_layers or _keeps_tensors_on_cpu(settings):
+    if has_layers or keeps_tensors_on_cpu(settings):
         rows = _CPU_FEED_FORWARD_FUSED if widths.is_fused else _CPU_FEED_FORWARD
         peaks.append(widths.mask + widths.feed_forward(rows))
         peaks.append(widths.mask + widths.scores + widths.of(_CPU_ATTENTION))
@@ -429,7 +438,8 @@ def _device_width(widths: _Widths, has_layers: bool, has_output: bool) -> float:
     return max(peaks)
 
 
-def _keeps_tensors_on_cpu(settings: Settings) -> bool:
+def keeps_tensors_on_cpu(settings: Settings) -> bool:
+    """Whether tensors of layers on devices are kept on the CPU."""
     overrides = map(override_of, settings.override_tensor or ())
     return bool(settings.n_cpu_moe) or any(device == CPU for _, device in overrides)
 
@@ -456,6 +466,13 @@ def has_all_layers(n_gpu_layers: int, model: Model) -> bool:
     if n_gpu_layers < 0:
         return True
     return model.n_layer is not None and n_gpu_layers > model.n_layer
+
+
+def computes_on_cpu(settings: Settings, model: Model) -> bool:
+    """Whether a step needs the CPU's kernels: layers, caches or tensors stay there."""
+    if not has_all_layers(settings.n_gpu_layers, model):
+        return True
+    return settings.kv_offload is False or keeps_tensors_on_cpu(settings)
 
 
 def _single(value: float) -> float:
@@ -533,6 +550,17 @@ def _overrides(settings: Settings) -> Overrides:
         pattern, device = override_of(text)
         overrides.append((re.compile(pattern), device))
     return overrides
+
+
+def experts_on_cpu(settings: Settings, n_layer: int) -> list[bool]:
+    """Of each layer whether settings keep its experts on the CPU, by the names of their tensors."""
+    overrides = _overrides(settings)
+    on_cpu = []
+    for number in range(n_layer):
+        name = f"blk.{number}.ffn_up_exps.weight"
+        devices = [device for pattern, device in overrides if pattern.search(name)]
+        on_cpu.append(devices[:1] == [CPU])
+    return on_cpu
 
 
 def override_of(text: str) -> tuple[str, str]:

@@ -203,7 +203,7 @@ class Settings:
 
     @property
     def flash_attention(self) -> str | None:
-        """What llama.cpp used, on or off; before it has decided, what was requested. None:
+        """What llama.cpp used, on or off; auto if it never said, which counts as on. None:
         unknown."""
         return self.flash_attn_resolved or self.flash_attn
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from lab.core import cost, memory, results, shown
+from lab.core.asked_settings import flash_of_architecture
 from lab.core.files import listed
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
@@ -473,6 +474,7 @@ def plan_for(
     is_automatic = not isinstance(settings.get("n_gpu_layers"), int)
     if chosen.n_gpu_layers and is_automatic and shape.n_layer is not None:
         chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
+    chosen = dataclasses.replace(chosen, flash_attn_resolved=flash_of_architecture(shape.arch))
     return dataclasses.replace(plan, model=shape, settings=chosen)
 
 
@@ -508,7 +510,7 @@ def memory_bytes(
     system_info: str | None = None,
 ) -> int:
     """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
-    n_cells = users * memory.padded(n_ctx)
+    n_cells = users * (n_ctx if settings.kv_unified else memory.padded(n_ctx))
     shared = dataclasses.replace(settings, n_ctx=n_cells, n_seq_max=users)
     return memory.of_context(model, shared, system_info).total_bytes
 

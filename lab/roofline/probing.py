@@ -17,7 +17,7 @@ from pathlib import Path
 from lab import errors
 from lab.core import results, shell, shown
 from lab.core.files import is_file, listed
-from lab.core.memory import layers as offloaded_layers, shares
+from lab.core.memory import computes_on_cpu, layers as offloaded_layers, shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.errors import LabError
 from lab.models import asked_devices
@@ -88,7 +88,9 @@ def layers(
     names = machine.names(devices)
     memory = {device.name: device.memory_bytes for device in devices if device.memory_bytes}
     by_layer: list[str | None] = []
-    for number in offloaded_layers(n_layer, settings.n_gpu_layers, shares(memory, names)):
+    for number in offloaded_layers(
+        n_layer, settings.n_gpu_layers, shares(memory, names, settings.tensor_split)
+    ):
         by_layer.append(None if number is None else names[number])
     return tuple(by_layer)
 
@@ -106,8 +108,7 @@ def place_of(
     """
     n_layers = collections.Counter(layers(here, model, settings, placement))
     devices = [name for name, _ in n_layers.most_common()]
-    uses_cpu = settings.kv_offload is False or bool(settings.n_cpu_moe)
-    if uses_cpu and None not in devices:
+    if None not in devices and computes_on_cpu(settings, model):
         devices.append(None)
     return Where(here, tuple(devices), settings.repack, model, settings)
 

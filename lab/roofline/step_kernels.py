@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lab.core import cost
+from lab.core import cost, memory
 from lab.core.matrices import ATTENTION, EXPERTS
 from lab.core.record import Ceilings, Model, Settings
 from lab.errors import LabError
@@ -173,9 +173,12 @@ class _StepOnDevices:
         """The device of each layer that has weights of a product."""
         layers = self.layers
         part = product.matrix.part
-        if part == EXPERTS and self.settings.n_cpu_moe and self.is_split:
-            n_on_cpu = min(self.settings.n_cpu_moe, len(layers))
-            layers = (None,) * n_on_cpu + layers[n_on_cpu:]
+        if part == EXPERTS and self.is_split:
+            on_cpu = memory.experts_on_cpu(self.settings, len(layers))
+            layers = tuple(
+                None if is_on_cpu else device
+                for device, is_on_cpu in zip(layers, on_cpu, strict=True)
+            )
         if product.is_last:
             return layers[-1:]
         is_in_all_layers = part == ATTENTION or self.model.arch in cost.NEVER_SKIPS

@@ -209,8 +209,8 @@ def n_threads(record: Record) -> int:
 
 
 def busy_threads(settings: Settings, model: Model) -> int:
-    """With all layers on a GPU only one thread is busy: it feeds the GPU."""
-    if memory.has_all_layers(settings.n_gpu_layers, model):
+    """Where the CPU computes nothing only one thread is busy: it feeds the GPU."""
+    if not memory.computes_on_cpu(settings, model):
         return 1
     return max(settings.n_threads, settings.n_threads_batch)
 
@@ -268,7 +268,10 @@ def _in_runs(n: int, n_all: int) -> str:
 
 
 def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
-    """A clause on the run with the fewest free cores, if runs had fewer than their threads need."""
+    """A clause on the run with the fewest free cores, if others left runs fewer than their threads
+    need."""
+    if not causes & {OTHERS, STEAL}:
+        return []
     short: list[tuple[float, int]] = []  # free cores, and the threads that needed them
     for record in records:
         n_free = _free_cores(record)
@@ -281,7 +284,7 @@ def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
     free = machine.cores_in_words(max(0.0, n_free))
     clause = f"only {free} were free for {plural(threads, 'thread')}"
     clause += f" {_in_runs(len(short), len(records))}"
-    may_be_programs = OTHERS in causes or STEAL not in causes
+    may_be_programs = OTHERS in causes
     fewer = math.floor(n_free)
     if may_be_programs and 1 <= fewer < threads:
         advice = f"stop other programs; if that is usual there, use --threads {fewer}"

@@ -14,9 +14,10 @@ from lab.core import arguments, sampling
 from lab.core.arguments import Numbers
 from lab.core.asked_settings import (
     AUTO,
-    WITHOUT_FLASH,
+    UNPACKED_TYPES,
     AskedSettings,
     check_number,
+    flash_of_architecture,
     in_digits,
     table,
 )
@@ -167,7 +168,7 @@ def make_plan(
             *waiting.warnings(asked.wait, build.openmp),
         ),
         until=until,
-        is_more_if_cheap=repeat is None and until is None and every is None,
+        may_change_repeats=repeat is None and until is None and every is None,
         setup=setup,
         tensors=_tensors(worker, planned) if has_devices else planned.tensors,
         free=worker.free_memory() if has_devices else {},
@@ -240,8 +241,13 @@ def _settings(
         "prompt_sha256": source.sha256,
         "kv_unified": asked.is_unified,
     }
-    if model.arch in WITHOUT_FLASH:
-        fields["flash_attn_resolved"] = "off"
+    fields["flash_attn_resolved"] = flash_of_architecture(model.arch)
+    if fields["flash_attn_resolved"] and asked.cache_type_v not in UNPACKED_TYPES:
+        what = (
+            f"A {asked.cache_type_v} V cache needs flash attention, which llama.cpp switches off "
+            f"for {model.arch}."
+        )
+        raise LabError(what, "Use --cache-type-v f16.")
     fields |= placement.settings(asked, n_offloaded, here.devices, model)
     return Settings(**fields)
 

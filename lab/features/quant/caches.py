@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import memory
-from lab.core.asked_settings import UNPACKED_TYPES, WITHOUT_FLASH, parts, table
+from lab.core.asked_settings import UNPACKED_TYPES, flash_of_architecture, parts, table
 from lab.core.attention import attention_by_layer, attention_layers
 from lab.core.matrices import BLOCKS
 from lab.core.record import Model, Settings
@@ -160,7 +160,7 @@ def refusal(pair: CacheTypes, model: Model) -> str:
     """Why llama.cpp refuses the types for a model; "" if it does not, or that is not known."""
     if model.values_in_keys and pair.k != pair.v:
         return "its keys hold the values, so both need one type"
-    if model.arch in WITHOUT_FLASH and pair.v not in UNPACKED_TYPES:
+    if flash_of_architecture(model.arch) and pair.v not in UNPACKED_TYPES:
         return "it switches flash attention off, which a quantized V needs"
     for heads in attention_layers(model) or ():
         for kind, width in ((pair.k, heads.head_dim), (pair.v, heads.head_dim_v)):

@@ -10,7 +10,14 @@ from operator import itemgetter
 from typing import Any
 
 from lab.app.options import seconds_of
-from lab.core.asked_settings import AUTO, SLEEP, WITHOUT_FLASH, check_number, defaults, table
+from lab.core.asked_settings import (
+    AUTO,
+    SLEEP,
+    check_number,
+    defaults,
+    flash_of_architecture,
+    table,
+)
 from lab.errors import LabError
 from lab.features.tune.choices import LOSSY, NO_CHANGE, Choice, TunedPhase, phases_of
 from lab.features.tune.lines import CONFIRM, GOALS, REQUEST, SEARCH, TPOT
@@ -56,7 +63,7 @@ class TuningRequest:
             )
         else:
             plan = make_plan(worker, [self.n_prompt], n_gen, 1, **changed)
-        return dataclasses.replace(plan, part=part, n_repeat=1, is_more_if_cheap=False)
+        return dataclasses.replace(plan, part=part, n_repeat=1, may_change_repeats=False)
 
 
 @dataclass(frozen=True)
@@ -201,7 +208,7 @@ def space(default: Plan, allow_lossy: bool, n_beside: int = 0) -> dict[str, Sequ
 
 def other_attention(worker: Worker, default: Plan) -> list[str]:
     """The kind of attention that the default does not use; both if nothing says which it uses."""
-    if default.model.arch in WITHOUT_FLASH:
+    if flash_of_architecture(default.model.arch):
         return []
     used = attention_used(worker, default)
     return [value for value in ("off", "on") if value != used]
