@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from tests.support.command import run_lab
 
 SAMPLE = str(Path("results/sample-smollm2-135m-amd-epyc.jsonl").absolute())
 ROOT = Path(__file__).parents[2]
-LAB = [sys.executable, "-P", "-m", "lab"]
+LAB = shlex.join([sys.executable, "-P", "-m", "lab"])
 WITHOUT_RIGHTS = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
 """Runs a command for which root's files are as closed as for any user."""
 
@@ -54,10 +54,9 @@ def locked(tmp_path: Path) -> Iterator[Path]:
 def run_in_shell(
     command: str, folder: Path, launcher: list[str] | None = None, **changes: str
 ) -> subprocess.CompletedProcess[str]:
-    """A line of a shell in a folder, with `lab` as a command."""
-    program = shlex.join(LAB)
+    """A line of a shell in a folder."""
     return subprocess.run(
-        [*(launcher or []), "sh", "-c", f'lab() {{ {program} "$@"; }}; {command}'],
+        [*(launcher or []), "sh", "-c", command],
         cwd=folder,
         env={**os.environ, **changes},
         capture_output=True,
@@ -65,6 +64,26 @@ def run_in_shell(
         check=False,
         timeout=120,
     )
+
+
+IN_ONE_PROCESS = """
+import json, shlex, sys
+from tests.support.command import run_lab
+print(json.dumps([run_lab(*shlex.split(line)[1:]) for line in json.loads(sys.argv[1])]))
+"""
+
+
+def run_in_one_process(
+    lines: list[str], folder: Path, launcher: list[str], before: str = ":", **changes: str
+) -> dict[str, tuple[int, str, str]]:
+    """The status, stdout and stderr of each of these commands, in a Python that is started after
+    `before`."""
+    program = shlex.join([sys.executable, "-P", "-c", IN_ONE_PROCESS, json.dumps(lines)])
+    ended = run_in_shell(
+        f"{before}; {program}", folder, launcher, PYTHONPATH=str(ROOT), **changes
+    )
+    assert ended.returncode == 0, ended.stderr
+    return dict(zip(lines, json.loads(ended.stdout), strict=True))
 
 
 UNSEEN = ("x" * 300, "a\0b", "x" * 5000, "nowhere/x.gguf", "")
@@ -170,7 +189,7 @@ NEEDS_NO_HOME = (
     "lab predict -m llama-3.1-8b -d rtx-4090",
     f"lab show {SAMPLE}",
     f"lab plot {SAMPLE} --out pictures",
-    "lab measure --dry-run -p 10 -n 4",
+    "lab measure --dry-run -p 10 -n 4 -t 1",
 )
 REFUSED = {
     "lab measure --settings fast --dry-run": "settings",
@@ -185,26 +204,9 @@ REFUSED = {
 }
 
 
-IN_ONE_PROCESS = """
-import json, shlex, sys
-from tests.support.command import run_lab
-print(json.dumps([run_lab(*shlex.split(line)[1:]) for line in json.loads(sys.argv[1])]))
-"""
-
-
 def check_all(folder: Path, launcher: list[str], **changes: str) -> None:
     """The commands that need no home folder run, and the others are refused with a sentence."""
-    lines = [*NEEDS_NO_HOME, *REFUSED]
-    ended = subprocess.run(
-        [*launcher, sys.executable, "-P", "-c", IN_ONE_PROCESS, json.dumps(lines)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **changes},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    outcomes = dict(zip(lines, json.loads(ended.stdout), strict=True))
+    outcomes = run_in_one_process([*NEEDS_NO_HOME, *REFUSED], folder, launcher, **changes)
     for line in NEEDS_NO_HOME:
         status, _, err = outcomes[line]
         assert status == 0, (line, err)
@@ -230,45 +232,47 @@ def test_commands_run_without_any_home_folder(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(is_root and not can_change_user, reason="root may enter every folder")
 def test_what_may_not_be_read_is_named_with_the_reason(locked: Path, tmp_path: Path) -> None:
-    launcher = WITHOUT_RIGHTS if is_root else []
-    for line in (
+    lines = [
         f"lab show {locked}",
         f"lab show {locked}/x.jsonl",
         f"lab measure -m {locked}/x.gguf --dry-run",
         f"lab measure --lib {locked} --dry-run",
         f"lab why {SAMPLE} {locked}/x.jsonl --budget 0",
-    ):
-        ended = run_in_shell(line, tmp_path, launcher)
-        assert ended.returncode == 1
-        assert "Permission denied" in ended.stderr, (line, ended.stderr)
+    ]
+    launcher = WITHOUT_RIGHTS if is_root else []
+    for line, (status, _, err) in run_in_one_process(lines, tmp_path, launcher).items():
+        assert status == 1
+        assert "Permission denied" in err, (line, err)
 
 
 @pytest.mark.skipif(is_root and not can_change_user, reason="root may enter every folder")
 def test_a_current_folder_that_may_not_be_entered_hides_no_model(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
-    lines = f"lab models info llama-3.2-3b && lab plot {SAMPLE} --out {tmp_path}/pictures"
+    lines = ["lab models info llama-3.2-3b", f"lab plot {SAMPLE} --out {tmp_path}/pictures"]
     launcher = WITHOUT_RIGHTS if is_root else []
-    ended = run_in_shell(f"cd inside; chmod 0 .; {lines}", tmp_path, launcher)
-    inside.chmod(0o700)
-    assert ended.returncode == 0, ended.stderr
-    assert not ended.stderr
+    try:
+        outcomes = run_in_one_process(lines, inside, launcher, before="chmod 0 .")
+    finally:
+        inside.chmod(0o700)
+    assert [(status, err) for status, _, err in outcomes.values()] == [(0, "")] * 2
 
 
-def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    lines = f"lab models && lab plot {SAMPLE} --out {tmp_path} && lab turns --dry-run"
-    ended = run_in_shell(f"cd gone; rmdir ../gone; {lines}", tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert re.fullmatch(r"Time: about .* as fast as this machine is now\n", ended.stderr)
-
-
-MEASURE = "lab measure -p 5 -n 2 -r 1 --no-plot"
+def test_a_current_folder_that_is_gone(shallow: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    plan = f"lab turns --dry-run -t 1 -m {shallow}"
+    lines = ["lab models", f"lab plot {SAMPLE} --out {tmp_path}", plan]
+    outcomes = run_in_one_process(lines, gone, [], before="rmdir ../gone")
+    assert [status for status, _, _ in outcomes.values()] == [0] * 3, outcomes
+    err = "".join(err for _, _, err in outcomes.values())
+    assert re.fullmatch(r"Time: about .* as fast as this machine is now\n", err)
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_ends_no_command(closed: str, tmp_path: Path) -> None:
-    ended = run_in_shell(f"{MEASURE} {closed}", tmp_path)
+def test_a_closed_stream_ends_no_command(closed: str, shallow: Path, tmp_path: Path) -> None:
+    line = f"{LAB} measure -m {shallow} -p 5 -n 2 -r 1 -t 1 --no-plot"
+    ended = run_in_shell(f"{line} {closed}", tmp_path)
     assert ended.returncode == 0, ended.stderr
     (path,) = (tmp_path / "results").glob("*.jsonl")
     assert not results.read([path]).skipped
@@ -278,37 +282,43 @@ def test_a_closed_stream_ends_no_command(closed: str, tmp_path: Path) -> None:
 def test_an_error_without_stderr_has_its_status_and_leaves_stdout_alone(
     tmp_path: Path,
 ) -> None:
-    for line in ("lab show nowhere.jsonl", "lab nowhere", "lab why - 2"):
-        ended = run_in_shell(f"{line} 2>&- <&-", tmp_path)
+    for words in ("show nowhere.jsonl", "nowhere", "why - 2"):
+        ended = run_in_shell(f"{LAB} {words} 2>&- <&-", tmp_path)
         assert ended.returncode == 1
         assert not ended.stdout
 
 
 ENVIRONMENTS = (
-    *("TERM=dumb", "TERM=", "-u TERM", "TERM=xterm-256color", "NO_COLOR=1", "FORCE_COLOR=1"),
-    *("LANG=C", "LC_ALL=C PYTHONIOENCODING=ascii", "LC_ALL=POSIX PYTHONUTF8=0"),
-    *("PYTHONIOENCODING=latin-1", "LC_ALL=tr_TR.UTF-8", "LANG=xx_YY.nonsense"),
-    *("COLUMNS=0", "COLUMNS=1", "COLUMNS=-5", "COLUMNS=wide", "COLUMNS=", "COLUMNS=\u00b2"),
-    *("LINES=0", "LINES=-1", "TZ=nowhere", "TMPDIR=/proc/nowhere", "XDG_CACHE_HOME=relative"),
-    *("XDG_CACHE_HOME=", "XDG_CONFIG_HOME=relative", "LAB_SETTINGS=", "HOME=", "HOME=/"),
-    *(
-        "MPLBACKEND=nonsense",
-        "MPLBACKEND=module://x.y",
-        "MPLCONFIGDIR=/proc/nowhere",
-        "PYTHONWARNINGS=always",
-        "-i PATH=/bin",
-    ),
+    ("COLUMNS=0", "LINES=0", "TERM=xterm-256color", "NO_COLOR=1", "LANG=C", "TZ=nowhere"),
+    ("COLUMNS=1", "LINES=-1", "-u TERM", "FORCE_COLOR=1", "LC_ALL=C PYTHONIOENCODING=ascii"),
+    ("COLUMNS=-5", "TERM=", "LC_ALL=POSIX PYTHONUTF8=0", "XDG_CONFIG_HOME=relative"),
+    ("COLUMNS=wide", "PYTHONIOENCODING=latin-1", "PYTHONWARNINGS=always", "HOME="),
+    ("COLUMNS=", "LC_ALL=tr_TR.UTF-8", "HOME=/", "TMPDIR=/proc/nowhere"),
+    ("COLUMNS=\u00b2", "LANG=xx_YY.nonsense", "XDG_CACHE_HOME=relative"),
+    ("TERM=dumb", "LAB_SETTINGS=", "XDG_CACHE_HOME="),
+    ("-i PATH=/bin",),
+    ("MPLBACKEND=nonsense", "MPLCONFIGDIR=/proc/nowhere"),
+    ("MPLBACKEND=module://x.y",),
 )
+"""What does not depend on each other is set together."""
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_an_odd_environment_is_no_reason_to_fail(environment: str, tmp_path: Path) -> None:
-    program = shlex.join(LAB)
-    command = "plot --out ." if "MPL" in environment else "show"
-    line = f"env {environment} {program} {command} {shlex.quote(SAMPLE)}"
-    ended = run_in_shell(line, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
+def wrong_with(settings: Iterable[str], folder: Path) -> str:
+    """What a command says that fails where this is set."""
+    command = "plot --out ." if any("MPL" in setting for setting in settings) else "show"
+    options = sorted(settings, key=lambda setting: not setting.startswith("-"))
+    line = f"env {' '.join(options)} {LAB} {command} {shlex.quote(SAMPLE)}"
+    ended = run_in_shell(line, folder)
+    return ended.stderr if ended.returncode or "Traceback" in ended.stderr else ""
+
+
+@pytest.mark.parametrize("settings", ENVIRONMENTS)
+def test_an_odd_environment_is_no_reason_to_fail(
+    settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    if problem := wrong_with(settings, tmp_path):
+        alone = [setting for setting in settings if wrong_with([setting], tmp_path)]
+        pytest.fail(f"{alone or settings}: {problem}")
 
 
 def test_the_variable_of_the_libraries_is_named_when_it_is_wrong(
