@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -51,6 +52,12 @@ ANSWERS = {
 }
 
 
+@functools.cache
+def printed_without_picture(line: str) -> str:
+    undrawn = [] if line.startswith("compare") else ["--no-plot"]
+    return run_lab(*line.split(), *undrawn)[1]
+
+
 @pytest.mark.parametrize("line", ANSWERS)
 @pytest.mark.parametrize("make", [a_file, below_a_file, too_long])
 def test_the_answer_is_printed_and_the_picture_is_a_note(
@@ -63,9 +70,7 @@ def test_the_answer_is_printed_and_the_picture_is_a_note(
     assert "plot     " not in text
     assert "Note: The plot " in err
     assert "The answer is complete without it." in err
-    undrawn = [] if line.startswith("compare") else ["--no-plot"]
-    status, plain, _ = run_lab(*line.split(), *undrawn)
-    assert text == plain
+    assert text == printed_without_picture(line)
 
 
 @pytest.mark.parametrize("line", ANSWERS)
@@ -87,7 +92,7 @@ def test_a_command_that_only_draws_fails(here: Path) -> None:
 
 
 def test_measured_results_are_named_before_anything_is_drawn(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, shallow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = results.write_whole
 
@@ -97,7 +102,7 @@ def test_measured_results_are_named_before_anything_is_drawn(
         written(path, data, what)
 
     monkeypatch.setattr(results, "write_whole", full)
-    line = "measure -p 5 -n 2 -r 1 --report --out o"
+    line = f"measure -m {shallow} -p 5 -n 2 -r 1 -t 1 --report --out o"
     status, text, err = run_lab(*line.split())
     assert status == 0
     (path,) = Path("o").glob("*.jsonl")
