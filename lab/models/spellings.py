@@ -45,16 +45,16 @@ def hub_name(text: str) -> HubName | None:
 
     OWNER/REPO without a prefix may be a folder too, so `bare_hub_name` reads it.
     """
-    rest = text.strip()
-    prefix = _PREFIX.match(rest)
-    while match := _PREFIX.match(rest):
-        rest = rest[match.end() :].strip()
-    address = _hub_address(rest)
+    remaining = text.strip()
+    prefix = _PREFIX.match(remaining)
+    while match := _PREFIX.match(remaining):
+        remaining = remaining[match.end() :].strip()
+    address = _hub_address(remaining)
     if address is not None:
         return _of_address(text, address)
     if prefix is None:
         return None
-    name = _of_words(text, rest)
+    name = _of_words(text, remaining)
     is_ours = prefix[0].lower() == "hf:"
     return name if is_ours else _with_usual(name)
 
@@ -122,7 +122,7 @@ def _of_address(text: str, address: str) -> HubName:
 
 def _of_words(text: str, words: str) -> HubName:
     """The model that OWNER/REPO, OWNER/REPO/FILE.gguf, with :TAG and @REVISION name."""
-    path, _, rest = words.partition("@")
+    path, _, after_at = words.partition("@")
     path, _, tag = path.partition(":")
     names = path.strip("/").split("/")
     repo = "/".join(names[:2])
@@ -132,14 +132,14 @@ def _of_words(text: str, words: str) -> HubName:
     if tag.lower() == "latest":
         tag = ""
     if tag.lower().endswith(".gguf"):
-        return HubName(repo, tag, revision=rest or "main")
-    if not file and not tag and is_tag(rest):  # as LM Studio writes it
-        return HubName(repo, tag=rest)
+        return HubName(repo, tag, revision=after_at or "main")
+    if not file and not tag and is_tag(after_at):  # as LM Studio writes it
+        return HubName(repo, tag=after_at)
     if is_tag(file):
-        return HubName(repo, tag=file, revision=rest or "main")
+        return HubName(repo, tag=file, revision=after_at or "main")
     if file and not file.lower().endswith(".gguf"):
         raise _not_a_model(file)
-    return HubName(repo, file or None, tag or None, rest or "main")
+    return HubName(repo, file or None, tag or None, after_at or "main")
 
 
 def _not_a_model(file: str) -> LabError:

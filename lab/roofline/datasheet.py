@@ -459,14 +459,16 @@ class LearnedRates:
             times[:2] = overlapping(*times[:2])
         return times
 
-    def expected_s(self, case: DatasheetCase, own: Condition | None = None) -> float | None:
+    def expected_s(
+        self, case: DatasheetCase, condition: Condition | None = None
+    ) -> float | None:
         """Expected seconds, never below the limit; None without a peak."""
         least_s = case.least_s
         if least_s is None:
             return None
         expected_s = math.fsum(self.part_times(case))
-        if own is not None:
-            expected_s *= math.exp(own.shift)
+        if condition is not None:
+            expected_s *= math.exp(condition.shift)
         return max(least_s, expected_s)
 
     def wide(self, case: DatasheetCase) -> float:
@@ -480,10 +482,12 @@ class LearnedRates:
         variance = math.fsum(squares) + (PER_LENGTH * beyond) ** 2
         return SURE * math.sqrt(variance)
 
-    def range(self, case: DatasheetCase, own: Condition | None = None) -> tuple[float, float]:
+    def range(
+        self, case: DatasheetCase, condition: Condition | None = None
+    ) -> tuple[float, float]:
         """The ratios around the expectation, wider for what nobody published."""
         wide = self.wide(case)
-        fast, slow = self.ends(case, own)
+        fast, slow = self.ends(case, condition)
         low = math.hypot(at_length(fast, case.n_prompt), wide)
         high = math.hypot(at_length(slow, case.n_prompt), wide)
         return math.exp(-low), math.exp(high)
@@ -523,13 +527,13 @@ class LearnedRates:
         """The same of files with one quantization."""
         return self.sd["noise"].get("models", self.noise_of_files)
 
-    def deviation(self, case: DatasheetCase, own: Condition | None = None) -> float:
+    def deviation(self, case: DatasheetCase, condition: Condition | None = None) -> float:
         """Standard deviation of the logarithm of measured over predicted time."""
         if not self.sd:
             return 1.0
-        if own is not None:
-            noise = self.noise_of_models if own.is_of_type else self.noise_of_files
-            return math.hypot(noise, own.deviation)
+        if condition is not None:
+            noise = self.noise_of_models if condition.is_of_type else self.noise_of_files
+            return math.hypot(noise, condition.deviation)
         return math.hypot(self.noise, self.uncertainty(case))
 
     def knowledge(self, case: DatasheetCase) -> str:
@@ -538,10 +542,10 @@ class LearnedRates:
             return FAMILY_KNOWN
         return NOTHING_KNOWN
 
-    def ends(self, case: DatasheetCase, own: Condition | None = None) -> list[End]:
+    def ends(self, case: DatasheetCase, condition: Condition | None = None) -> list[End]:
         """The fast and the slow end of the range; with a rate of the user's own never wider."""
-        ends = self._ends(case, own)
-        if own is None:
+        ends = self._ends(case, condition)
+        if condition is None:
             return ends
         pairs = zip(ends, self._ends(case, None), strict=True)
         return [
@@ -549,9 +553,9 @@ class LearnedRates:
             for narrow, end in pairs
         ]
 
-    def _ends(self, case: DatasheetCase, own: Condition | None) -> list[End]:
-        deviation = self.deviation(case, own)
-        knowledge = self.knowledge(case) if own is None else own.knowledge
+    def _ends(self, case: DatasheetCase, condition: Condition | None) -> list[End]:
+        deviation = self.deviation(case, condition)
+        knowledge = self.knowledge(case) if condition is None else condition.knowledge
         groups = range_groups(case, knowledge)
         short = of_narrowest(self.ranges, groups, "")
         long = of_narrowest(self.ranges, groups, LONG_ONES)

@@ -45,8 +45,8 @@ def product_s_per_byte(
 ) -> float:
     """Least seconds of a product, per byte of weights that it reads."""
     op = MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT
-    wanted = KernelShape(op, matrix.type, matrix.rows, matrix.columns)
-    shapes = _nearest_first(_rates_with(ceilings, n_threads), wanted)
+    shape = KernelShape(op, matrix.type, matrix.rows, matrix.columns)
+    shapes = _nearest_first(_rates_with(ceilings, n_threads), shape)
     if not shapes:
         raise _no_products(ceilings, model, matrix.type, n_threads)
     by_size = _nearest_with_size(shapes, n_tokens)
@@ -192,9 +192,9 @@ def _rates_with(ceilings: Ceilings, n_threads: int) -> list[Rate]:
     return [rate for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads]
 
 
-def _nearest_first(rates: Sequence[Rate], wanted: KernelShape) -> list[dict[int, list[Rate]]]:
+def _nearest_first(rates: Sequence[Rate], shape: KernelShape) -> list[dict[int, list[Rate]]]:
     """The rates of each probed shape by n_tokens; first the shape most like the wanted one."""
-    of_kernel = [rate for rate in rates if (rate.op, rate.type) == (wanted.op, wanted.type)]
+    of_kernel = [rate for rate in rates if (rate.op, rate.type) == (shape.op, shape.type)]
     shapes = grouped(
         of_kernel,
         lambda rate: (
@@ -205,17 +205,17 @@ def _nearest_first(rates: Sequence[Rate], wanted: KernelShape) -> list[dict[int,
             rate.n_expert_used,
         ),
     )
-    nearest = sorted(shapes.values(), key=lambda rates: _distance(rates[0], wanted))
+    nearest = sorted(shapes.values(), key=lambda rates: _distance(rates[0], shape))
     return [grouped(rates, lambda rate: rate.n_tokens) for rates in nearest]
 
 
-def _distance(rate: Rate, wanted: KernelShape) -> float:
+def _distance(rate: Rate, shape: KernelShape) -> float:
     """How far a probed shape is from the wanted one, in logarithms."""
-    heads_per_key = wanted.rows / (wanted.n_head_kv or wanted.rows)
+    heads_per_key = shape.rows / (shape.n_head_kv or shape.rows)
     probed_heads_per_key = rate.rows / (rate.n_head_kv or rate.rows)
     ratios = (
-        rate.rows / wanted.rows,
-        rate.columns / wanted.columns,
+        rate.rows / shape.rows,
+        rate.columns / shape.columns,
         probed_heads_per_key / heads_per_key,
     )
     return sum(abs(math.log(ratio)) for ratio in ratios)

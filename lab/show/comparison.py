@@ -434,14 +434,14 @@ class _Estimate(NamedTuple):
 
 
 def _row(
-    key: Key, base: _Side, other: _Side, confidence: float, at_least: float
+    key: Key, base: _Side, candidate: _Side, confidence: float, at_least: float
 ) -> ComparedFigure:
     """One figure of two sides: block by block if they were measured side by side."""
-    compared = _by_block(base, other, confidence)
+    compared = _by_block(base, candidate, confidence)
     if compared is None:
-        base, other = _sides_that_count(base, other)
-        compared = _by_session(base, other, confidence)
-    doubts = _doubts(base, other, compared)
+        base, candidate = _sides_that_count(base, candidate)
+        compared = _by_session(base, candidate, confidence)
+    doubts = _doubts(base, candidate, compared)
     ratio = compared.ratio
     if shown.DISTURBED in doubts:
         ratio = None
@@ -469,10 +469,10 @@ def _row(
     )
 
 
-def _by_block(base: _Side, other: _Side, confidence: float) -> _Estimate | None:
+def _by_block(base: _Side, candidate: _Side, confidence: float) -> _Estimate | None:
     """Compare the blocks that both sides have; None if there are none."""
     base_means = base.blocks()
-    other_means = other.blocks()
+    other_means = candidate.blocks()
     blocks = base_means.index.intersection(other_means.index)
     if blocks.empty:
         return None
@@ -490,25 +490,25 @@ def _by_block(base: _Side, other: _Side, confidence: float) -> _Estimate | None:
     )
 
 
-def _sides_that_count(base: _Side, other: _Side) -> tuple[_Side, _Side]:
+def _sides_that_count(base: _Side, candidate: _Side) -> tuple[_Side, _Side]:
     """The sessions with enough runs for an interval, or all if a side has none of them."""
     of_base = base.of_enough_runs()
-    of_other = other.of_enough_runs()
+    of_other = candidate.of_enough_runs()
     if of_base.times.empty or of_other.times.empty:
-        return base, other
+        return base, candidate
     return of_base, of_other
 
 
-def _by_session(base: _Side, other: _Side, confidence: float) -> _Estimate:
+def _by_session(base: _Side, candidate: _Side, confidence: float) -> _Estimate:
     """Compare the sessions of both sides."""
     base_sessions = base.sessions()
-    other_sessions = other.sessions()
+    other_sessions = candidate.sessions()
     n_base = max(map(len, base_sessions))
     n_other = max(map(len, other_sessions))
     ratio = None
     if min(n_base, n_other) >= FEWEST_RUNS:
         ratio = between_sessions(
-            (base_sessions, other_sessions), (base.spread, other.spread), confidence
+            (base_sessions, other_sessions), (base.spread, candidate.spread), confidence
         )
     numbers = f"{n_base} against {plural(n_other, 'run')}"
     return _Estimate(
@@ -526,15 +526,15 @@ def _centre(sessions: Sequence[Sequence[float]]) -> float:
     return statistics.fmean(statistics.median(map(math.log, session)) for session in sessions)
 
 
-def _doubts(base: _Side, other: _Side, compared: _Estimate) -> tuple[str, ...]:
+def _doubts(base: _Side, candidate: _Side, compared: _Estimate) -> tuple[str, ...]:
     """The doubts of a row: of each session's runs, and of the interval."""
     doubts: list[tuple[str, ...]] = []
-    for side in (base, other):
+    for side in (base, candidate):
         for _, rows in side.times.groupby("session"):
             doubts.append(shown.of_runs(len(rows), rows.disturbed.sum(), fewest=0))
     if compared.ratio is None:
         doubts.append((shown.FEW,))
-    is_assumed = base.spread.is_assumed and other.spread.is_assumed
+    is_assumed = base.spread.is_assumed and candidate.spread.is_assumed
     if is_assumed and not compared.is_paired:
         doubts.append((shown.ASSUMED,))
     return shown.all_of(doubts)
