@@ -571,3 +571,59 @@ def test_the_hint_gives_rates_of_the_text(text: str, command: str) -> None:
         reader.parse(text)
     assert refused.value.hint is not None
     assert command in refused.value.hint
+
+
+HEADS_OF_BUILDS = [
+    ("| model | test | t/s master | t/s pr-9 | Speedup |", ("master", "pr-9")),
+    ("| model | test | master t/s | PR t/s | spedup |", ("master", "pr")),
+    ("| model | test | t/s (Master) | t/s (PR) | speed-up |", ("master", "pr")),
+    ("| model | test | t/s | t/s | speedup |", ("column 3", "column 4")),
+    ("| model | test | before   t/s | after   t/s | diff |", ("before", "after")),
+]
+
+
+@pytest.mark.parametrize(("head", "builds"), HEADS_OF_BUILDS, ids=lambda each: str(each)[:44])
+def test_a_table_of_two_builds_has_two_sides(head: str, builds: tuple[str, str]) -> None:
+    rule = re.sub("[^|]+", " --: ", head)
+    row = "| llama 7B Q4_0 | tg 128 | 40.50 \u00b1 0.10 | 50.50 \u00b1 0.10 | 1.247 |"
+    text = f"{head}\n{rule}\n{row}\n"
+    assert rates(text) == (40.5, 50.5)
+    first, second = reader.parse(text)
+    assert (first.facts["build"].value, second.facts["build"].value) == builds
+    assert (first.source, first.n_gen) == ("llama-bench", 128)
+    assert {"diff", "speedup", "spedup", "speed-up"}.isdisjoint(first.facts)
+
+
+def test_columns_behind_the_test_are_settings() -> None:
+    table = "| model | test | th | master t/s | PR t/s |\n| -- | -- | -- | -- | -- |\n| llama 7B Q4_0 | tg 64 | 4 | 40.5 | 50.5 |\n"
+    assert [figure.facts["threads"].value for figure in reader.parse(table)] == [4, 4]
+
+
+CLIENT = "| model | test | t/s (total) | t/s (req) | peak t/s | ttfr (ms) |\n| -- | -- | -- | -- | -- | -- |\n| x-7B | tg32 (c2) | 80.5 \u00b1 1.0 | 40.5 \u00b1 1.0 | 90.0 | |\n"
+
+
+def test_a_client_of_several_answers_is_no_table_of_builds() -> None:
+    with pytest.raises(LabError):
+        reader.parse(CLIENT)
+
+
+@pytest.mark.parametrize("head", ["Prompt", "Generation", "Prefill", "decode", "gen"])
+def test_a_column_of_words_is_a_label_whatever_its_head(head: str) -> None:
+    table = f"| {head} | Variant | t/s |\n| -- | -- | -- |\n| story | plain | 12.5 |\n| code | fast | 25.0 |\n"
+    assert [(each.tps, each.about) for each in reader.parse(table)] == [
+        (12.5, "story, plain"),
+        (25, "code, fast"),
+    ]
+
+
+def test_a_heading_above_a_table_without_outer_bars() -> None:
+    rows = "model | backend | ngl | test | t/s\n-- | -- | -- | -- | --\nllama 7B Q4_0 | {} | {} | tg 128 | {}\n"
+    text = f"On the laptop\n\n{rows.format('Metal', 99, '20.5')}\nOn the old server with (ngl) = 0 again\n\n{rows.format('CPU', 0, '10.5')}"
+    label = parts_of(text)["label"].reason
+    assert label == '"On the laptop" in A, "On the old server with (ngl) = 0 again" in B'
+
+
+def test_a_model_is_no_further_label_of_a_row() -> None:
+    text = "| Model | tg128 |\n| -- | -- |\n| x-7B | 20.5 |\n| x-14B | 10.5 |\n"
+    assert "label" not in parts_of(text)
+    assert parts_of(text)["model"].differs

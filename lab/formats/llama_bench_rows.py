@@ -30,6 +30,7 @@ HEADS = {
     "backend": "backends",
     "ngl": "n_gpu_layers",
     "threads": "n_threads",
+    "th": "n_threads",
     "fa": "flash_attn",
     "rpk": "repack",
     "n_batch": "n_batch",

@@ -49,6 +49,16 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, f"|{row.strip().strip('|')}|"
 
 
+def distinct(heads: Sequence[str]) -> list[str]:
+    """The heads of a table; those that are the same have the numbers of their columns."""
+    if len(set(heads)) == len(heads):
+        return list(heads)
+    return [
+        f"{head} column {number}" if heads.count(head) > 1 else head
+        for number, head in enumerate(heads, 1)
+    ]
+
+
 def rows(text: str, is_head: Callable[[Sequence[str]], bool]) -> Iterator[TableRow]:
     """The rows below heads of one kind, and the lines of tables that cannot be read."""
     heads: list[str] = []
@@ -60,7 +70,7 @@ def rows(text: str, is_head: Callable[[Sequence[str]], bool]) -> Iterator[TableR
         if not cells:
             continue
         if is_head(cells):
-            heads = cells
+            heads = distinct(cells)
         elif not heads:
             yield TableRow(number, {}, "it is not below the head of a table of llama-bench")
         elif len(cells) != len(heads):

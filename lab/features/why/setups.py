@@ -211,7 +211,8 @@ def of_labels(pair: Pair) -> list[GapPart]:
         figure.about if figure.source == TABLE_OF_A_PERSON else "" for figure in figures
     ]
     for first, second in (headings, of_rows):
-        if first != second and first and second:
+        is_model = (first, second) == (figures[0].model, figures[1].model)
+        if first != second and first and second and not is_model:
             names = shortened(first, second)
             reason = f"{quoted(names[0])} in A, {quoted(names[1])} in B"
             return [unknown(LABEL, printable(reason), differs=True)]

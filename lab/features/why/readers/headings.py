@@ -24,6 +24,7 @@ LABEL = re.compile(r"([^\W\d][^\n:|=]{0,80}):\s{0,9}\d[\d.,]{0,19} ?tok/s(?:ec)?
 """What stands before a rate of LM Studio on its line, which has no words of its own there."""
 
 TAG = re.compile(r"</?[a-z][^<>\n]{0,60}>", re.I)
+MARKS = re.compile(r"^(?:\s{0,40}(?:>|[-*\u2022](?=\s)))*\s{0,40}")
 FENCE = re.compile(
     r"(?:~~~.*|shell|bash|sh|console|text|txt|log|ya?ml|json|powershell|cmd|md|markdown|python)$"
 )
@@ -79,7 +80,7 @@ def called(line: str, number: int) -> Fact:
 
 def plain_line(line: str) -> str:
     """A line without marks of quotes and of HTML."""
-    return commands.own_words(TAG.sub("", line[: 2 * LONGEST])).rstrip()
+    return MARKS.sub("", TAG.sub("", line[: 2 * LONGEST]), count=1).rstrip()
 
 
 def is_blank(line: str) -> bool:

@@ -31,7 +31,7 @@ VERSUS = re.compile(
 )
 OF_MODEL_IN_COMMAND = re.compile(r"\s(?:-m|--model|-hf|run|serve|--hf-repo)\s")
 SENTENCE = re.compile(r"(?<=[.!?])\s")
-NUMBER_OF = r"(?:\d{1,2} ?x ?|dual |two )?"
+NUMBER_OF = r"(?:\d{1,2} ?[x*\u00d7] ?|dual |two )?"
 GPU = re.compile(
     rf"\b(?P<name>{NUMBER_OF}(?:(?:NVIDIA|GeForce|Tesla|AMD|Radeon|Apple|Intel) ){{0,2}}(?:"
     r"(?:RTX|GTX) ?(?:PRO ?|A)?\d{4}(?: ?(?:Ti|SUPER|Ada))*(?: Laptop)?(?: GPU)?"

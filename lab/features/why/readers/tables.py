@@ -39,8 +39,13 @@ SWAP: Mapping[str, str] = TABLE["llama_swap"]
 NOT_STATED = ("", "auto", "none", "0.00", "unknown")
 NO_FACTS = ("speedup", *NO_SETTINGS)
 ON_CPU = re.compile(r"(CPU|BLAS|,)+")
-OF_CLIENT = re.compile(r"peak t/s|ttfr|ttft|est_ppt|t/s \(", re.I)
+OF_CLIENT = re.compile(r"peak t/s|ttfr|ttft|est_ppt|t/s \((?:total|req)", re.I)
 MARKDOWN_SIGN = re.compile(r"\|\s{0,20}test\s{0,20}\|[^\n]{0,200}t/s", re.I)
+HEAD_OF_BUILD = re.compile(
+    r"(?:(?P<before>[^|()]{1,60}?)\s{1,20})?t/s(?:\s{0,20}[(\[]?(?P<after>[^|()\[\]]{1,60})[)\]]?)?"
+)
+"""A head such as `t/s`, `t/s master`, `PR t/s`, `t/s (PR)`: a rate, and the build that it is of."""
+
 ROUNDS_S = 0.0006  # of the times in tables of llama-batched-bench
 
 UNIT = r"(?:t|toks?|tokens?) ?(?:/|per) ?s(?:ec\w{0,4})?|tps"
@@ -50,7 +55,7 @@ HEAD_OF_DECODE = re.compile(
 )
 HEAD_OF_UNIT = re.compile(rf"\b(?:{UNIT})(?!\w)", re.I)
 NO_RATE = re.compile(
-    r"speed-?up|diff|change|delta|gain|\bratio|%|\b(?:ms|time|latency|count|peak|max|p\d\d)\b",
+    r"spee?d-?up|diff|change|delta|gain|\bratio|%|\b(?:ms|time|latency|count|peak|max|p\d\d)\b",
     re.I,
 )
 CELL_OF_RATE = re.compile(
@@ -130,8 +135,9 @@ def of_markdown(text: str) -> list[Figure]:
             continue
         row_facts = {**defaults, **facts_of_row(cells, row.line)}
         for head, cell in cells.items():
-            if head.startswith("t/s"):
-                build = head.removeprefix("t/s").strip()
+            of_build = HEAD_OF_BUILD.fullmatch(head)
+            if of_build:
+                build = of_build["before"] or of_build["after"] or ""
                 of_build = facts.stated({facts.BUILD: build}, row.line)
                 tests = bench_figures(
                     {**row_facts, **of_build}, sizes, rate_of(cell), row.line
@@ -154,9 +160,12 @@ def has_test_and_rate(cells: Sequence[str]) -> bool:
     if "test" not in heads:
         return False
     behind = heads[heads.index("test") + 1 :]
-    if not behind or not behind[0].startswith("t/s"):
+    if not any(map(HEAD_OF_BUILD.fullmatch, behind)):
         return False
-    of_bench = all(head.startswith("t/s") or head == "speedup" for head in behind)
+    of_bench = all(
+        HEAD_OF_BUILD.fullmatch(head) or head in HEADS or NO_RATE.search(head)
+        for head in behind
+    )
     return of_bench or bool(OF_CLIENT.search(" ".join(heads)))
 
 
@@ -249,7 +258,8 @@ def facts_of_row(row: Mapping[str, str], line: int) -> dict[str, Fact]:
         line,
     )
     for column, cell in columns.items():
-        is_setup = column not in NO_FACTS and not column.startswith(("t/s", *SIZES))
+        is_rate = HEAD_OF_BUILD.fullmatch(column) or NO_RATE.search(column)
+        is_setup = column not in NO_FACTS and not is_rate and not column.startswith(SIZES)
         if is_setup and cell.lower() not in NOT_STATED:
             row_facts |= meaning.facts_of_column(column, cell, line)
     if ON_CPU.fullmatch(backend):  # which holds no layers of a device
@@ -398,7 +408,10 @@ def of_row_of_rates(row: Mapping[str, str], line: int) -> list[Figure]:
     """The rates of a row; its other columns are labels, or facts by the names of their heads."""
     test = next((cell for head, cell in row.items() if head.lower() == "test"), "")
     has_points = any(re.match(r"\d+\.\d", cell) for cell in row.values())
-    has_phase = bool(test) or any(map(sizes_of_head, row))
+    has_phase = bool(test)
+    for head, cell in row.items():
+        has_unit = bool(HEAD_OF_UNIT.search(head))
+        has_phase |= bool(sizes_of_head(head) and rate_of_cell(cell, has_unit, has_points))
     row_facts = dict[str, Fact]()
     labels = list[str]()
     figures = list[Figure]()
@@ -412,7 +425,7 @@ def of_row_of_rates(row: Mapping[str, str], line: int) -> list[Figure]:
             sizes = NO_PHASE
         if sizes is None and is_unit_alone(head):
             continue
-        if sizes is None:
+        if sizes is None or (NO_SIZE in sizes and not of_cell):
             has_words = re.search("[^\\W\\d]", cell)
             name = cell if has_words else f"{head} {cell}"
             labels += [name[:40]] if not figures else []
