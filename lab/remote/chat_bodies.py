@@ -32,6 +32,7 @@ def as_chat(body: Mapping[str, object]) -> dict[str, object]:
     """The body of a chat with the prompt of `body`."""
     messages = [message for _, message in messages_of(body)]
     if is_of_messages_api(body):
+        messages = list(map(with_known_parts, messages))
         chat: dict[str, object] = {name: body[name] for name in PASSED_ON if name in body}
     elif is_of_responses_api(body):
         chat = {name: value for name, value in body.items() if name not in NOT_OF_A_CHAT}
@@ -110,7 +111,7 @@ def messages_of_parts(role: str, parts: list[object]) -> Iterator[Message]:
             results.append(result_of(part.get("tool_use_id"), part.get("content")))
         elif kind == "thinking":
             thoughts += str(part.get("thinking", ""))
-        elif kind in ("text", "image"):
+        elif kind != "redacted_thinking":
             content.append(as_chat_part(part))
     if content or calls or thoughts:
         message["content"] = content or ""
@@ -120,6 +121,15 @@ def messages_of_parts(role: str, parts: list[object]) -> Iterator[Message]:
             message["reasoning_content"] = thoughts
         yield message
     yield from results
+
+
+def with_known_parts(message: Message) -> Message:
+    """A message without the parts that no template knows, such as documents."""
+    content = message.get("content")
+    if not isinstance(content, list) or message.get("role") == TOOL:
+        return message
+    known = [part for part in content if part.get("type") in ("text", "image_url")]
+    return {**message, "content": known}
 
 
 def message_of_item(item: dict[str, object]) -> Message:
@@ -134,6 +144,11 @@ def message_of_item(item: dict[str, object]) -> Message:
         texts = as_list(item.get("content")) or as_list(item.get("summary"))
         return {"role": ASSISTANT, "reasoning_content": joined_text(texts[:1])}
     content = item.get("content")
+    if content is None and kind not in (None, "message"):  # of another kind of tool
+        of_tool = {name: item[name] for name in item if name not in ("id", "status")}
+        role = TOOL if str(kind).endswith("_output") else ASSISTANT
+        content = json.dumps(of_tool, ensure_ascii=False)
+        item = {"role": role}
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     content = list(map(as_chat_part, map(as_dict, as_list(content))))
@@ -176,7 +191,7 @@ def as_chat_part(part: dict[str, object]) -> dict[str, object]:
     """A part of content as a chat has it: a text, or an image by its address."""
     if isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
-    source = as_dict(part.get("source"))
+    source = {} if part.get("type") == "document" else as_dict(part.get("source"))
     address = part.get("image_url") or source.get("url")
     if source.get("data"):
         address = f"data:{source.get('media_type', 'image/jpeg')};base64,{source['data']}"
@@ -208,8 +223,10 @@ def is_function(tool: object) -> bool:
 
 
 def joined_text(value: object) -> str:
-    """A text, or the texts of a list of parts without anything between them."""
+    """A text, the texts of a list of parts without anything between them, or an object's JSON."""
     if isinstance(value, str):
         return value
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
     texts = [as_dict(part).get("text") for part in as_list(value)]
     return "".join(text for text in texts if isinstance(text, str))

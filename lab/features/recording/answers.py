@@ -73,6 +73,11 @@ def add_fields(answer: Answer, fields: dict[str, object]) -> None:
     """Add what a JSON object of an answer says."""
     inner = as_dict(fields.get("response")) or as_dict(fields.get("message")) or fields
     usage = usage_in(fields)
+    if fields.get("done") is True:  # the last line of Ollama's own interface
+        usage = {
+            "prompt_tokens": fields.get("prompt_eval_count"),
+            "completion_tokens": fields.get("eval_count"),
+        }
     if usage:
         answer.usage = merged_usage(answer.usage, usage)
         add_usage(answer)
@@ -126,4 +131,7 @@ def has_content(fields: dict[str, object]) -> bool:
         return content_of(as_dict(choices[0])).kind is not None
     if fields.get("type") in NO_CONTENT:
         return False
-    return is_filled(fields.get("delta")) or bool(fields.get("content"))
+    of_ollama = [fields.get("message"), fields.get("thinking")]
+    if isinstance(fields.get("response"), str):
+        of_ollama.append(fields["response"])
+    return is_filled([fields.get("delta"), *of_ollama]) or bool(fields.get("content"))

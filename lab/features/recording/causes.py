@@ -19,6 +19,7 @@ from lab.features.recording.differences import (
     Difference,
     common_prefix,
     difference,
+    is_branch,
     shared_characters,
 )
 from lab.features.recording.lines import CLIENT, SERVER, TEMPLATE, Cause
@@ -93,7 +94,9 @@ def find_cause(
             n_new = new_tokens(conversation.latest, prompt, latest, count)
             finding = dataclasses.replace(finding, n_new=n_new)
     elif differs:
-        if not (is_exact and goes_on(best, prompt)):
+        if not (is_exact and goes_on(best, prompt)) and not is_branch(
+            best.blocks, prompt.blocks
+        ):
             cause = client_cause(differs, state)
     elif is_exact and n_shared is not None and n_shared + slack < len(best.tokens):
         cause = template_cause(best, prompt)

@@ -199,7 +199,8 @@ async def record(
     """Listen until Ctrl-C, or until the agent or the repeated session ends; returns the agent's
     exit status."""
     root = server.root
-    async with Proxy(root, listening.host, listening.port, recorder.keep) as proxy:
+    proxy_of = Proxy(root, listening.host, listening.port, recorder.keep, server.url)
+    async with proxy_of as proxy:
         address = f"http://{proxy.host}:{proxy.port}"
         if listening.repeated:
             await repeat.send_again(listening.repeated, server, address, recorder.calls)

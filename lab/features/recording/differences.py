@@ -20,10 +20,17 @@ WORDS = "its words"
 AROUND = 12  # characters that are shown around a change
 MOST_SHOWN = 40
 
+DAYS = "Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun"
+MONTHS = (
+    "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|"
+    "Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
+)
+NAMES = rf"\b(?:(?:{DAYS})(?:day)?|{MONTHS})\b"
 WHAT_CHANGED = {
     "a date and time": r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?",
     "a time of day": r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?Z?",
-    "a date": r"\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4}",
+    "a date": rf"\d{{4}}-\d\d-\d\d|\d{{1,2}}[./]\d{{1,2}}[./]\d{{2,4}}|(?=.*{NAMES})"
+    rf"({NAMES}|\d{{1,4}}(st|nd|rd|th)?)([,. ]+({NAMES}|\d{{1,4}}(st|nd|rd|th)?))*",
     "a number": r"[-+]?\d+([.,]\d+)*",
     "an identifier": r"(?=[^\s]*\d)[0-9a-zA-Z_-]{8,}",
 }
@@ -85,6 +92,23 @@ def shared_characters(earlier: Blocks, blocks: Blocks) -> int:
         if block.corresponds_to(before):
             shared += common_prefix(before.text, block.text)
     return shared
+
+
+def is_branch(earlier: Blocks, blocks: Blocks) -> bool:
+    """Whether a prompt differs only in how the last block of the earlier one ends: another
+    question at the same place, without the answer to the first one. All that both have stands
+    before it."""
+    n_same = n_same_blocks(earlier, blocks)
+    if n_same != len(earlier) - 1 or n_same >= len(blocks):
+        return False
+    before = earlier[n_same]
+    later = blocks[n_same:]
+    if not later[0].corresponds_to(before) or before in later:
+        return False
+    if any(block.role == ASSISTANT for block in later):
+        return False
+    n_prefix = common_prefix(before.text, later[0].text)
+    return common_suffix(before.text[n_prefix:], later[0].text[n_prefix:]) < LEAST_CUT
 
 
 def difference(earlier: Blocks, blocks: Blocks) -> Difference | None:
@@ -150,7 +174,8 @@ def n_aligned(earlier: Sequence[Block], blocks: Sequence[Block]) -> int:
         elif tag == "replace":
             n_replaced = min(end - start, new_end - new_start)
             for offset in range(n_replaced):
-                if blocks[new_start + offset].corresponds_to(earlier[start + offset]):
+                before, block = earlier[start + offset], blocks[new_start + offset]
+                if block.corresponds_to(before) and similar(before.text, block.text):
                     last = new_start + offset + 1
     return last
 

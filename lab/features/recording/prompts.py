@@ -37,6 +37,7 @@ BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{LEAST_BASE64},}}={{0,2}}\s*")
 """Files as letters: in an address, and alone."""
 
 PATHS = ("/chat/completions", "/completions", "/completion", "/responses", "/messages")
+PATHS_OF_OLLAMA = ("/api/chat", "/api/generate")
 """The ends of paths where a prompt is sent."""
 
 
@@ -65,7 +66,9 @@ Blocks = tuple[Block, ...]
 
 def has_prompt(method: str, path: str) -> bool:
     """Whether a request sends a prompt to generate from."""
-    return method == "POST" and path.partition("?")[0].rstrip("/").endswith(PATHS)
+    return method == "POST" and path.partition("?")[0].rstrip("/").endswith(
+        (*PATHS, *PATHS_OF_OLLAMA)
+    )
 
 
 def blocks_of(body: dict[str, object]) -> Blocks:
@@ -75,7 +78,7 @@ def blocks_of(body: dict[str, object]) -> Blocks:
         if name in body:
             blocks.append(Block(OPTION, len(blocks), f"{name}: {as_text(body[name])}"))
     for index, tool in enumerate(as_list(body.get("tools"))):
-        blocks.append(Block(TOOL, index, as_text(tool)))
+        blocks.append(Block(TOOL, index, as_text(without_mark_of_tool(tool))))
     for index, message in messages_of(body):
         blocks += blocks_of_message(index, message)
     prompt = body.get("prompt")
@@ -148,6 +151,13 @@ def without_cache_mark(part: object) -> object:
     if not isinstance(part, dict):
         return part
     return {name: value for name, value in part.items() if name != CACHE_MARK}
+
+
+def without_mark_of_tool(tool: object) -> object:
+    tool = without_cache_mark(tool)
+    if isinstance(tool, dict) and "function" in tool:
+        tool["function"] = without_cache_mark(tool["function"])
+    return tool
 
 
 def length(blocks: Blocks) -> int:

@@ -98,7 +98,8 @@ Keep = Callable[[ProxiedCall], None]
 
 
 class Proxy:
-    """Listens on `host` and `port` (0: a free one), and sends all to `root`.
+    """Listens on `host` and `port` (0: a free one), and sends all to `root`, except that /v1 stands
+    for `base`: the interface of some servers is elsewhere.
 
         async with Proxy("http://127.0.0.1:8080", "127.0.0.1", 8090, keep) as proxy:
             ...
@@ -106,8 +107,11 @@ class Proxy:
     Calls `keep` with each call that has a prompt when it has ended.
     """
 
-    def __init__(self, root: str, host: str, port: int, keep: Keep) -> None:
+    def __init__(
+        self, root: str, host: str, port: int, keep: Keep, base: str | None = None
+    ) -> None:
         self.root = root
+        self._base = base or f"{root}{VERSION}"
         self.host = host
         self.port = port
         self._keep = keep
@@ -179,7 +183,10 @@ class Proxy:
         from yarl import URL
 
         assert self._session is not None
-        address = URL(self.root + path_of(request), encoded=True)
+        path = path_of(request)
+        address = f"{self.root}{path}"
+        if path.startswith(f"{VERSION}/"):
+            address = f"{self._base}{path.removeprefix(VERSION)}"
         body: object = None
         if request.body_exists:
             body = await whole_or_stream(request, call)
@@ -187,7 +194,7 @@ class Proxy:
         try:
             async with self._session.request(
                 request.method,
-                address,
+                URL(address, encoded=True),
                 headers=passed_on(request.raw_headers),
                 data=body,
                 allow_redirects=False,

@@ -121,6 +121,8 @@ def ready_to_send(call: RecordedCall, body: Body) -> Body:
 
 def path_of(call: RecordedCall) -> str:
     """Where a call was sent."""
+    if call.endpoint.api in ("chat", "generate"):
+        return f"/api/{call.endpoint.api}"
     if call.endpoint.api == "messages" or is_of_messages_api(call.body):
         return "/v1/messages"
     if is_of_responses_api(call.body):

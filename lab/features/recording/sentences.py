@@ -11,7 +11,7 @@ from lab.features.recording import breaks
 from lab.features.recording.differences import KEYS, LINES, WORDS
 from lab.features.recording.figures import FROM_TIME, Mend
 from lab.features.recording.lines import TEMPLATE, Cause, RecordedCall
-from lab.features.recording.prompts import CONTENT, MESSAGE
+from lab.features.recording.prompts import CONTENT, MESSAGE, TOOL
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ HAPPENED = {
 }
 
 
+ADDED = "added"
 PARTS = {KEYS: "the keys", LINES: "the lines", WORDS: "the words"}
 
 
@@ -104,9 +105,15 @@ def label(cause: Cause | None) -> str:
     place = place_of(cause)
     by = " by the template" if cause.by == TEMPLATE else ""
     if cause.kind == breaks.CHANGED and cause.excerpt and not by:
-        return f"{place}: {cause.excerpt}"
+        return f"{place}: {cause.excerpt}".replace("\n", "\\n")
     what = f", {cause.what}" if cause.what else ""
-    return f"{place}: {cause.kind}{by}{what}"
+    kind = ADDED if is_added_tool(cause) else cause.kind
+    return f"{place}: {kind}{by}{what}"
+
+
+def is_added_tool(cause: Cause) -> bool:
+    """Whether the place of a cause is a tool that the earlier prompt had not."""
+    return cause.part == TOOL and cause.kind == breaks.INSERTED
 
 
 def answer(calls: Sequence[RecordedCall], table: pd.DataFrame) -> str:
@@ -199,6 +206,8 @@ def where(affected: Sequence[RecordedCall]) -> str:
         reason = lost(cause)
         return f"{reason[0].upper()}{reason[1:]}."
     event = HAPPENED[cause.kind].format(place=place_of(cause))
+    if is_added_tool(cause):
+        event = f"{place_of(cause)} was {ADDED}"
     if cause.kind == breaks.REORDERED and cause.what in PARTS:
         event = f"{PARTS[cause.what]} of {place_of(cause)} came in another order"
     if cause.by == TEMPLATE:
@@ -223,4 +232,6 @@ def remedy(cause: Cause) -> str:
         return TEMPLATE_MEND
     if cause.kind == breaks.OTHER_SLOT and cause.what:
         return BUSY_MEND
+    if is_added_tool(cause):
+        return f"Send {place_of(cause)} from the first call on"
     return MENDS[cause.kind].format(place=place_of(cause))
