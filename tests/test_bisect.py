@@ -523,6 +523,7 @@ def test_a_session_finds_the_build(session: Callable[..., list[Any]], tmp_path: 
     assert document(again) == document(result)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_results_are_shown_compared_and_drawn(
     session: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

@@ -281,6 +281,7 @@ def test_a_page_has_the_verdicts_one_picture_and_the_records(
     assert list(results.read([path]).records) == records
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_has_claims_beside_plain_runs(judged: Verdicts) -> None:
     plain = [make_record(make_run(20, 5, repeat), session="b") for repeat in range(2)]
     html = Page(page.html([*plain, *judged.records], [Planted().ceilings()]))

@@ -65,7 +65,7 @@ def instead_of(name: str, answer: Callable[[], Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def sampled(undrawn: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """The names that examples use, in a folder with the files that they name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()

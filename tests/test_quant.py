@@ -400,6 +400,7 @@ def test_a_noise_floor_near_the_points_is_shaded_in_both_panels(
     assert math.isclose(bottom, floor / 3) is is_near
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jsonl", planted())
     status, out, _ = run_lab("show", path)

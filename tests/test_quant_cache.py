@@ -459,6 +459,7 @@ def test_a_line_by_depth_that_contradicts_itself_is_refused(changes: dict[str, A
         dataclasses.replace(quality("C: q4_0", 2), **changes)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_saved_results_are_shown_drawn_reported_and_made_again(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for line in planted():

@@ -590,7 +590,7 @@ calls_drawn = st.lists(
 
 
 @given(calls_drawn)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_figure_is_negative_and_no_range_is_empty(rows: list[Any]) -> None:
     calls = []
     for call, (n_prompt, n_cached, prefill_s, n_new, is_broken, server_s) in enumerate(

@@ -484,6 +484,7 @@ def test_every_step_of_the_curve_is_forgotten_again(real: list[Record]) -> None:
     assert set(decode.n_past) == set(range(middle, middle + planning.N_IN_A_ROW))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_it_is_shown_drawn_and_written(
     real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

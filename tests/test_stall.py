@@ -23,6 +23,7 @@ from lab.process.worker import Worker
 from lab.roofline import learning
 from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction, pieces
+from lab.runner import prompts
 from lab.runner.cases import Plan
 from lab.show import canvas, section
 from tests.support.command import run_lab
@@ -378,14 +379,12 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
     assert errors.startswith("Prediction error of the longest gap: median")
 
 
-def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
+def test_the_newcomer_computes_what_it_would_alone(mini: Path) -> None:
     """Its first token, in chunks of 24 among two streams, and in steps of 24 by itself."""
     with Worker() as worker:
-        planned = room.plan(worker, 96, "24", "2", 1, str(embedded), threads=1)
-        worker.load(embedded, planned.settings)
-        ids = worker.tokenize(
-            "Chunks of a long prompt ride in the steps of running answers. " * 40
-        )
+        planned = room.plan(worker, 96, "24", "2", 1, str(mini), threads=1, prompt="random")
+        n_vocab = worker.load(mini, planned.settings).n_vocab
+        ids = prompts.random_ids(200, n_vocab, None, 1, 0)
         worker.new_context(planned.settings)
 
         def prompt(sequence: int, n: int) -> list[int]:

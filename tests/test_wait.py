@@ -30,7 +30,7 @@ from tests.support.command import run_lab
 from tests.support.records import SETTINGS, make_record
 
 # One thread waits for nobody: quick on a busy machine, too.
-QUICK = ("-t", "1", "-p", "10", "-n", "4", "-r", "1", "--no-plot", "--json")
+QUICK = ("--prompt", "random", "-t1", "-p10", "-n4", "-r1", "--no-plot", "--json")
 
 
 @pytest.fixture(autouse=True)
@@ -145,10 +145,15 @@ def test_nothing_is_said_of_libgomp(wait: Any) -> None:
     assert waiting.warnings(None, NO_OPENMP) == []
 
 
-def measured(folder: Path, *options: str) -> Record:
-    code, _, err = run_lab("measure", *QUICK, "-o", folder, *options)
+@pytest.fixture
+def quick(mini: Path, tmp_path: Path) -> tuple[object, ...]:
+    return ("-m", mini, *QUICK, "-o", tmp_path)
+
+
+def measured(quick: tuple[object, ...], *options: str) -> Record:
+    code, _, err = run_lab("measure", *quick, *options)
     assert code == 0, err
-    (record,) = [r for r in results.read([folder]).records if not r.run.warmup]
+    (record,) = [r for r in results.read([str(quick[-1])]).records if not r.run.warmup]
     assert record.status == OK
     return record
 
@@ -167,12 +172,12 @@ def test_a_real_session_records_how_its_threads_waited(
     variables: dict[str, str],
     asked: Any,
     resolved: Any,
-    tmp_path: Path,
+    quick: tuple[object, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    settings = measured(tmp_path, *options).settings
+    settings = measured(quick, *options).settings
     assert settings.wait == asked
     if settings.openmp == LIBGOMP:
         assert settings.wait_resolved == resolved
@@ -215,10 +220,12 @@ def test_a_repeated_command_waits_as_the_record_did() -> None:
     assert waits == [None, "default", "sleep", 300, 10_240]
 
 
-def test_ab_compares_two_ways_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ab_compares_two_ways_to_wait(
+    quick: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     variants = ("--wait default", "--wait 300")
-    code, out, err = run_lab("ab", *variants, *QUICK, "-o", tmp_path)
+    code, out, err = run_lab("ab", *variants, *quick)
     assert code == 0, err
     assert json.loads(out)
     resolved = {
