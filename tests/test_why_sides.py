@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import LabError
+from lab.features.why.conclusion import conclude
 from lab.features.why.figure import DECODE, UNKNOWN, Figure
 from lab.features.why.parts import GapPart
 from lab.features.why.question import why
@@ -627,3 +628,25 @@ def test_a_model_is_no_further_label_of_a_row() -> None:
     text = "| Model | tg128 |\n| -- | -- |\n| x-7B | 20.5 |\n| x-14B | 10.5 |\n"
     assert "label" not in parts_of(text)
     assert parts_of(text)["model"].differs
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        ("Koboldcpp 1.66:", "Koboldcpp 1.68:"),
+        ("llama-cli", "llama-server"),
+        ("# llama-bench today", "# llama-bench in May"),
+        ("llama-server on the laptop:", "llama-server on the desktop:"),
+        ("ollama run at night:", "ollama run by day:"),
+    ],
+)
+def test_a_program_in_a_heading_is_no_command(above: str, below: str) -> None:
+    text = f"{above}\n{FAST}\n{below}\n{SLOW}"
+    names = [name.strip("# :") for name in (above, below)]
+    assert parts_of(text)["label"].reason == f'"{names[0]}" in A, "{names[1]}" in B'
+
+
+def test_a_label_is_no_likely_cause() -> None:
+    text = f"on:\n./llama-cli -m x-7B.gguf -t 4\n{FAST}\noff:\n./llama-cli -m x-7B.gguf -t 8\n{SLOW}"
+    sentence = conclude(why(text, budget=0)).sentence
+    assert "The likely cause is threads 4 in A, 8 in B: not measured." in sentence

@@ -19,6 +19,7 @@ from lab.features.why.parts import (
     CONCURRENCY,
     COUNTED,
     DEPTH,
+    LABEL,
     LEAST,
     LEAST_ALONE,
     LENGTH,
@@ -145,8 +146,9 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
         sentence += f" The only difference without a known factor is {part.name}{reason}."
         listed = ""
     elif MODEL not in names and LEVERS & set(names):
-        are = "causes are" if len(names) > 1 else "cause is"
-        sentence += f" The likely {are} {listed}: not measured."
+        causes = differences(explained, but=LABEL)  # a label is no cause
+        are = "causes are" if len(causes) > 1 else "cause is"
+        sentence += f" The likely {are} {'; '.join(causes)}: not measured."
     elif len(names) == 1:
         sentence += f" The only difference that is known is {listed}."
     elif names:
@@ -158,10 +160,12 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
     return Conclusion(sentence, next_step(explained, unknown), names_differences=bool(listed))
 
 
-def differences(explained: WhyAnswer) -> list[str]:
-    """What differs without a known factor, with the values of both sides."""
+def differences(explained: WhyAnswer, but: str = "") -> list[str]:
+    """What differs without a known factor, but for one part, with the values of both sides."""
     pieces = list[str]()
     for part in explained.different:
+        if part.name == but:
+            continue
         reason = part.reason.partition("; not measured")[0]
         if len(reason) > LONGEST_REASON:
             reason = f"{reason[:LONGEST_REASON]}..."

@@ -24,6 +24,9 @@ LABEL = re.compile(r"([^\W\d][^\n:|=]{0,80}):\s{0,9}\d[\d.,]{0,19} ?tok/s(?:ec)?
 """What stands before a rate of LM Studio on its line, which has no words of its own there."""
 
 TAG = re.compile(r"</?[a-z][^<>\n]{0,60}>", re.I)
+WITH_OPTIONS = re.compile(
+    r"\s-{1,2}[A-Za-z]|\.gguf|\b(?:run|serve)\s{1,9}[\w.-]{0,60}[\d:/]\w"
+)
 MARKS = re.compile(r"^(?:\s{0,40}(?:>|[-*\u2022](?=\s)))*\s{0,40}")
 FENCE = re.compile(
     r"(?:~~~.*|shell|bash|sh|console|text|txt|log|ya?ml|json|powershell|cmd|md|markdown|python)$"
@@ -91,7 +94,12 @@ def is_of_prose(line: str) -> bool:
     """Whether a line can be a heading: a short one of words."""
     is_short = 0 < len(line) <= LONGEST and re.search(r"\w", line) is not None
     is_output = OF_LOG.search(line) or ASIDE.search(line) or FENCE.match(line)
-    return is_short and not is_output and not commands.START.search(line)
+    return is_short and not is_output and not is_command(line)
+
+
+def is_command(line: str) -> bool:
+    """Whether a line starts a program with options or a file; a name alone is a heading."""
+    return bool(commands.START.search(line) and WITH_OPTIONS.search(line))
 
 
 def is_above_output(lines: Sequence[str], number: int, of_figures: Collection[int]) -> bool:
@@ -99,5 +107,5 @@ def is_above_output(lines: Sequence[str], number: int, of_figures: Collection[in
     for below, line in enumerate(lines[number:], number + 1):
         if not is_blank(line):
             is_output = OF_LOG.search(line) or markdown.cells_of(line)
-            return below in of_figures or bool(is_output or commands.START.search(line))
+            return below in of_figures or bool(is_output) or is_command(line)
     return False

@@ -135,9 +135,9 @@ def of_markdown(text: str) -> list[Figure]:
             continue
         row_facts = {**defaults, **facts_of_row(cells, row.line)}
         for head, cell in cells.items():
-            of_build = HEAD_OF_BUILD.fullmatch(head)
-            if of_build:
-                build = of_build["before"] or of_build["after"] or ""
+            named = HEAD_OF_BUILD.fullmatch(head)
+            if named:
+                build = named["before"] or named["after"] or ""
                 of_build = facts.stated({facts.BUILD: build}, row.line)
                 tests = bench_figures(
                     {**row_facts, **of_build}, sizes, rate_of(cell), row.line
