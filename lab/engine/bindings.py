@@ -157,6 +157,14 @@ def llama_cpp() -> ModuleType:
         raise LabError(what, hint) from None
 
 
+def load_whole_package() -> None:
+    """Run the package's `__init__` too: its chat templates need it."""
+    package = sys.modules["llama_cpp"]
+    spec = package.__spec__
+    if spec is not None and spec.loader is not None and not hasattr(package, "Llama"):
+        spec.loader.exec_module(package)
+
+
 def set_fields(structure: object, **values: object) -> None:
     """Set fields of a structure of the bindings.
 
