@@ -29,7 +29,7 @@ from lab.remote.exchange import Arrivals, Exchange, Received, Route
 from lab.remote.formats import Ask, SendPlan
 from tests.support.odd_server import paced, raw_server
 
-PAUSE_S = 0.03
+PAUSE_S = 0.015
 EVENTS = [
     b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
     b'data: {"choices": [{"delta": {"content": "b"}}]}\n\n',
@@ -158,7 +158,8 @@ def test_done_within_a_text_ends_nothing() -> None:
 
 
 def silent(before: bytes, pause_s: float) -> Request:
-    """The answer of a server that sends this, nothing for a while, and then the rest."""
+    """The answer of a server that sends this, nothing for a while, and then the rest; a client
+    looks for a stall every LOOK_S (0.5 s)."""
 
     def pieces() -> Iterator[bytes]:
         yield CHUNKED + chunk(before)
@@ -167,7 +168,7 @@ def silent(before: bytes, pause_s: float) -> Request:
 
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
     with raw_server([pieces()]) as url, Client(access(url)) as client:
-        plan = SendPlan(asks=(asked,), api=CHAT, timeout_s=30, stall_s=0.3)
+        plan = SendPlan(asks=(asked,), api=CHAT, timeout_s=30, stall_s=0.2)
         (reply,) = client.run(plan)
     return reply.request
 
@@ -177,7 +178,7 @@ ROLE_EVENT = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}
 
 @pytest.mark.parametrize("before", [ROLE_EVENT, b": ping\n\n", b'data: {"choices": []}\n\n'])
 def test_a_long_prefill_is_no_stall(before: bytes) -> None:
-    assert silent(before, 2.0).status == OK
+    assert silent(before, 1.0).status == OK
 
 
 def test_silence_after_the_first_token_is_a_stall() -> None:

@@ -40,7 +40,9 @@ POLL_S = 0.1
 RATE_PAUSE_S = 1.0  # after a 429 that names no time
 MOST_PAUSE_S = 60.0  # that a 429 may name
 LOADING_PAUSE_S = 1.0
-PAUSE_S = 0.25  # after a failure, so that a server that rejects at once is not flooded
+PAUSE_S = (
+    0.25  # after a failed request of a plan, so that a server that rejects it is not flooded
+)
 READ_AFTER_S = 0.005
 """An ended answer is parsed later: the server (on the same cores) accepts the next request first.
 """
@@ -214,13 +216,15 @@ class _Sending:
 
     async def _send_in_turn(self, group: asyncio.TaskGroup) -> None:
         """Send one request after the other; an answer is parsed while the next request runs."""
+        has_failed = False
         for number in self._numbers:
+            if has_failed:
+                await asyncio.sleep(PAUSE_S)
             exchange = Exchange(self._route, self.plan.asks[number].with_fresh_nonce())
             await exchange.connect()
             group.create_task(self._send(number, exchange))
             await exchange.frees_turn.wait()
-            if exchange.problem is not None:
-                await asyncio.sleep(PAUSE_S)
+            has_failed = exchange.problem is not None
 
     async def _send(self, number: int, exchange: Exchange) -> None:
         """Send a request, and put its reply into the queue when it has ended."""

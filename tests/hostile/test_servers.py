@@ -16,7 +16,7 @@ import pytest
 from lab.core.lines import parse_line, to_json
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked, RequestRecord, ServerSettings
-from lab.remote import formats
+from lab.remote import exchange, formats
 from lab.remote.access import access, name_or_none
 from lab.remote.client import Client
 from lab.remote.formats import SendPlan
@@ -151,7 +151,10 @@ def test_a_server_with_a_context_of_ten_million_tokens_is_read_again() -> None:
     assert parse_line(to_json(record).encode() + b"\n") == record
 
 
-def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
+def test_a_stream_takes_neither_the_time_nor_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "GRACE_S", 0.5)
     asked = formats.ask_for(
         CHAT,
         "m",
@@ -162,8 +165,8 @@ def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
     plan = SendPlan(
         asks=(asked,),
         api=CHAT,
-        timeout_s=2,
-        stall_s=1,
+        timeout_s=1,
+        stall_s=0.5,
     )
     deep = (STREAM, b"data: " + DEEP + b"\n\n", DONE)
     process = psutil.Process()
@@ -176,15 +179,16 @@ def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
             (reply,) = client.run(plan)
             assert reply.request.status == FAILED, name
             assert process.memory_info().rss - used_before < 256 * MB, name
-        (reply,) = client.run(plan)
+        (reply,) = client.run(dataclasses.replace(plan, timeout_s=30))
         assert reply.request.status == OK
         assert reply.text == ""  # the client is alive
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_ends_by_its_deadline(name: str) -> None:
+def test_an_answer_ends_by_its_deadline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "GRACE_S", 0.5)
     with raw_server([ANSWERS[name](), ()]) as url:
-        with Client(access(url, timeout_s=1)) as client:
+        with Client(access(url, timeout_s=0.3)) as client:
             reply = client.ask(url)
         assert reply.parsed is None
         assert reply.error
