@@ -150,7 +150,7 @@ def test_runs_are_explained_and_predicted_once_their_ceilings_are_known(
     assert "lab ceilings" in err
     assert "have not been measured" in err
     settings = ["-u", "64", "-t", "1"]
-    sizes = ["-p", "16,64,128", "-n", "4", "-r", "1"]
+    sizes = ["-p", "16,32,64", "-n", "4", "-r", "1"]
     assert run_lab("measure", *sizes, *settings, "--no-plot", "-o", tmp_path)[0] == 0
     ceilings = keep_quick_ceilings(worker, tmp_path)
 

@@ -80,7 +80,12 @@ def test_the_engine_runs_the_libraries_of_the_folder(build: Path) -> None:
         assert not {Path(path).parent for path in installed.paths} & {build, build.resolve()}
 
 
-def test_doctor_names_the_build(build: Path, mini: Path) -> None:
+def test_doctor_names_the_build(
+    build: Path, mini: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.features.doctor.threads.N_BLOCKS", 1)
+    monkeypatch.setattr("lab.features.doctor.system.work_s", lambda seconds: 1.0)
+    monkeypatch.setattr("lab.features.doctor.attention.PROBE_S", 0.001)
     status, out, _ = run_lab("doctor", "--lib", build, "-m", mini, "-t", 1)
     assert status == 0
     assert f"libraries of {builds.name_of(str(build))};" in out
