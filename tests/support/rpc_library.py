@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC")
+FLAGS = ("-std=c++17", "-O0", "-shared", "-fPIC")
 DEFINES = (
     "-DGGML_BACKEND_DL",
     "-DGGML_BACKEND_SHARED",
