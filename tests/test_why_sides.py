@@ -650,3 +650,73 @@ def test_a_label_is_no_likely_cause() -> None:
     text = f"on:\n./llama-cli -m x-7B.gguf -t 4\n{FAST}\noff:\n./llama-cli -m x-7B.gguf -t 8\n{SLOW}"
     sentence = conclude(why(text, budget=0)).sentence
     assert "The likely cause is threads 4 in A, 8 in B: not measured." in sentence
+
+
+COLUMNS_OF_SQL = "build_commit, build_number, cpu_info, gpu_info, backends, model_filename, model_type, model_size, model_n_params, n_batch, n_ubatch, n_threads, type_k, type_v, n_gpu_layers, flash_attn, n_prompt, n_gen, n_depth, test_time, avg_ns, stddev_ns, avg_ts, stddev_ts"
+ROW_OF_SQL = "INSERT INTO test ({}) VALUES ('abc12345', '5100', 'Some (R) CPU', '{gpu}', 'CUDA', 'm/x-7B.gguf', 'llama 7B Q4_0', '3825065984', '6738415616', '2048', '512', '8', 'f16', 'f16', '99', '{fa}', '{n_prompt}', '{n_gen}', '{depth}', '2025-05-01T10:00:00Z', '2560000000', '1000000', '{tps}', '0.1');\n"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fa", "sizes", "tps"),
+    [
+        ("RTX 3060", 0, (0, 128, 0), 50.5),
+        ("RTX 3060", 1, (512, 0, 0), 950.25),
+        ("NVIDIA GeForce RTX 4090, NVIDIA GeForce RTX 3090", 1, (0, 64, 4096), 12.5),
+        ("It''s a card", 0, (0, 32, 0), 7.75),
+        ("", 0, (0, 16, 0), 3.5),
+    ],
+)
+def test_sql_of_llama_bench(
+    tmp_path: Path, gpu: str, fa: int, sizes: tuple[int, int, int], tps: float
+) -> None:
+    n_prompt, n_gen, depth = sizes
+    row = ROW_OF_SQL.format(
+        COLUMNS_OF_SQL, gpu=gpu, fa=fa, n_prompt=n_prompt, n_gen=n_gen, depth=depth, tps=tps
+    )
+    text = (
+        f"CREATE TABLE IF NOT EXISTS test (\n  build_commit TEXT,\n  avg_ts REAL\n);\n\n{row}"
+    )
+    (figure,) = reader.parse(f"my numbers:\n\n{text}\nthanks\n")
+    assert (figure.tps, figure.n_prompt or 0, figure.n_gen or 0) == (tps, n_prompt, n_gen)
+    assert figure.facts["flash_attn"].value == ("on" if fa else "off")
+    assert figure.device == (gpu.replace("''", "'").replace(",", "") or None)
+    path = tmp_path / "bench.sql"
+    path.write_text(text)
+    assert llama_bench_rows.is_of_llama_bench(text)
+    records, skipped = llama_bench_import.read(str(path))
+    assert (len(records), skipped) == (1, [])
+    assert records[0].machine.llama_cpp_commit == "abc12345"
+
+
+def test_two_tables_of_csv_in_one_text() -> None:
+    table = 'build_commit,n_batch,n_gpu_layers,flash_attn,n_prompt,n_gen,n_depth,avg_ts,stddev_ts,model_type\n"{}","2048","99","0","0","128","0","{}","0.1","llama 7B Q4_0"\n'
+    text = f"before:\n```\n{table.format('aaaa1111', 50.5)}```\n\nafter:\n```\n{table.format('bbbb2222', 40.5)}```\n"
+    assert rates(text) == (50.5, 40.5)
+    assert [figure.line for figure in reader.parse(text)] == [4, 10]
+    assert parts_of(text)["program and build"].reason == "aaaa1111 in A, bbbb2222 in B"
+
+
+@pytest.mark.parametrize(
+    ("cell", "tps"),
+    [("1.250,5", 1250.5), ("1,250.5", 1250.5), ("12,5", 12.5), ("1250.5", 1250.5), ("2.001.250,5", 2001250.5)],
+)  # fmt: skip
+def test_thousands_of_a_cell(cell: str, tps: float) -> None:
+    assert decodes(f"| a | tg64 |\n| -- | -- |\n| x | {cell} |\n")[0].tps == tps
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"blk\.(1[0-9]|2[0-9])\.ffn_.*_exps\.=CPU",
+        r"\.ffn_(up|down|gate)_exps.=CPU",
+        r"exps=CPU",
+        r"blk\.[0-9]\.ffn=CUDA0,exps=CPU",
+        r"[3-9]\.attn=CPU",
+    ],
+)
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_an_expression_of_tensors_is_kept_as_it_is(expression: str, quote: str) -> None:
+    command = f"./llama-server -m C:\\models\\x-7B.gguf -ot {quote}{expression}{quote} -ngl 99"
+    figure = decodes(f"{command}\n{FAST}")[0]
+    assert figure.facts["override_tensor"].value == expression
+    assert (figure.model, figure.settings["n_gpu_layers"]) == ("x-7B", None)

@@ -1,4 +1,4 @@
-"""llama-bench's output as rows of its columns: JSON, JSON lines, CSV, or Markdown within a text.
+"""llama-bench's output as rows of its columns: JSON, JSON lines, CSV, SQL, or Markdown in a text.
 
 llama-bench tests prefill (`pp512`) and decode (`tg128 @ d4096`: 128 tokens after 4,096) separately.
 Lines of llama.cpp's log before a Markdown table name the device, a line after it the build.
@@ -11,7 +11,7 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from lab.formats.text import MOST_LINES, cleaned
 READABLE = (
     "Give llama-bench's output (best: llama-bench -o json), or a text with its Markdown table."
 )
+INSERT = "INSERT INTO "
 FLASH_ATTN = {"off": 0, "on": 1, "auto": -1}
 UNKNOWN_DEVICE = "unknown device"
 HEADS = {
@@ -161,6 +162,8 @@ def parse(text: str, name: str, device: str | None) -> tuple[list[BenchRow], lis
         if begin == "{":
             lines = [line for line in text.splitlines() if line.strip()]
             return numbered([json.loads(line) for line in lines]), []
+        if is_sql(text):
+            return numbered([row for _, row in rows_of_sql(text)]), []
         if is_csv(text):
             return numbered(list(csv.DictReader(io.StringIO(text)))), []
     except (ValueError, RecursionError, csv.Error) as problem:
@@ -178,12 +181,29 @@ def is_of_llama_bench(text: str) -> bool:
     """Whether a text, or its beginning, looks like llama-bench's output."""
     begin = text.lstrip()
     is_json = begin.startswith(("[", "{")) and '"build_commit"' in begin
-    return is_json or is_csv(text) or bool(HEAD.search(text))
+    return is_json or is_csv(text) or is_sql(text) or bool(HEAD.search(text))
 
 
 def is_csv(text: str) -> bool:
     """Whether a text is llama-bench's CSV."""
-    return "build_commit," in text.replace('"', "")
+    return "build_commit," in text.replace('"', "") and not is_sql(text)
+
+
+def is_sql(text: str) -> bool:
+    """Whether a text is llama-bench's SQL, or its beginning."""
+    return INSERT in text and "build_commit" in text
+
+
+def rows_of_sql(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The columns of the tests in llama-bench's SQL, by line. csv.Error for odd quotes."""
+    for line_number, line in enumerate(text.split("\n"), 1):
+        _, _, names = line.partition(INSERT)
+        names, values_word, values = names.partition(") VALUES (")
+        if values_word:
+            columns = [name.strip() for name in names.rpartition("(")[2].split(",")]
+            written = values.rstrip().removesuffix(";").removesuffix(")")
+            cells = next(csv.reader([written], quotechar="'", skipinitialspace=True))
+            yield line_number, dict(zip(columns, cells, strict=False))
 
 
 def numbered(parsed: Sequence[object]) -> list[BenchRow]:

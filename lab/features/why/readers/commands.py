@@ -80,6 +80,10 @@ NOT_OF_SPEED = re.compile(
 )
 """Options that do not change the speed of a step, or say only what was asked."""
 
+EXPRESSION = re.compile(
+    r"(?:-ot|--override-tensors?)[= ]{1,3}(?:\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'|\S{1,300})"
+)
+BACKSLASH = "\x1a"  # of an expression, which is no path of Windows
 FLAGS = {name for name in FACT_NAMES if name.startswith("-")}
 DEFAULTS_OF_LLAMA = {
     "batch": 2048,
@@ -218,14 +222,16 @@ def block_from(lines: list[str], number: int, first: str) -> tuple[str, int]:
 def words_of(block: str) -> list[str]:
     """The words of a command, up to the end of its part of a pipe."""
     text = re.sub(r"([\"'])\s{0,9},", r"\1 ", block)
-    if not re.search(r"[\"']\s{0,3}[\[{]", text):
-        text = text.replace("[", " ").replace("]", " ")
+    if not re.search(r"[\"']\s{0,3}[\[{]", text):  # of a list, not of an expression in a word
+        text = re.sub(r"(?<![^\s\"',(\[])\[|\](?![^\s\"',\]])", " ", text)
+    text = EXPRESSION.sub(lambda match: match[0].replace("\\", BACKSLASH), text)
     try:
         tokens = shell.split(text.replace("\\:", ":").replace("\\", "/"))  # a path of Windows
     except ValueError:
         tokens = text.replace('"', " ").replace("'", " ").split()
     remaining = list[str]()
-    for word in tokens:
+    for written in tokens:
+        word = written.replace(BACKSLASH, "\\")
         if word in ENDS:
             break
         head, semicolon, _ = word.partition(";")

@@ -35,7 +35,7 @@ FENCE = re.compile(
 
 ASIDE = re.compile(
     r"https?://|[{}]|^(?:\w+_\w+:|main:|build: ?[0-9a-f]{4,})(?=\s{0,9}\S)"
-    r"|^(?:services|models|env|environment|command|cmd|args|volumes|ports)\s?:"
+    r"|^[\"'\[]|^(?:services|models|env|environment|command|cmd|args|volumes|ports)\s?:"
 )
 """Addresses, code, lines of programs, and keys of a configuration, which are no headings."""
 

@@ -73,12 +73,7 @@ Sizes = tuple[int, int, int | None]
 
 def read(text: str) -> list[Figure]:
     """The figures of all tables and of llama-bench's other formats. ValueError for odd rows."""
-    figures = list[Figure]()
-    if llama_bench_rows.is_csv(text):
-        figures += of_csv(text)
-    elif "avg_ts" in text:
-        for answer in labelled(text, dict(zip(COLUMNS, COLUMNS, strict=True))):
-            figures += of_columns(answer.values, answer.line)
+    figures = of_exports(text)
     if MARKDOWN_SIGN.search(text):
         figures += of_markdown(text)
     if "S_TG t/s" in text:
@@ -92,18 +87,37 @@ def read(text: str) -> list[Figure]:
     return figures
 
 
+def of_exports(text: str) -> list[Figure]:
+    """The tests of llama-bench's SQL, CSV and JSON."""
+    if llama_bench_rows.is_sql(text):
+        places = llama_bench_rows.rows_of_sql(text)
+    elif llama_bench_rows.is_csv(text):
+        return of_csv(text)
+    elif "avg_ts" in text:
+        answers = labelled(text, dict(zip(COLUMNS, COLUMNS, strict=True)))
+        places = ((answer.line, answer.values) for answer in answers)
+    else:
+        return []
+    figures = list[Figure]()
+    for line, row in places:
+        figures += of_columns({name: row.get(name, "") for name in COLUMNS}, line)
+    return figures
+
+
 def of_csv(text: str) -> list[Figure]:
     """The tests of llama-bench's CSV, which may stand within another text."""
-    before, head, rows = text.partition("build_commit")
-    before = before.rpartition("\n")[0]
-    quote = '"' if rows.startswith('"') else ""
-    first_line = before.count("\n") + (3 if before else 2)
+    head = "build_commit"
+    before, *tables = text.split(head)
+    head_line = before.count("\n") + 1
     figures = list[Figure]()
-    reader = csv.DictReader(io.StringIO(f"{quote}{head}{rows}"))
-    for line, row in enumerate(reader, first_line):
-        if not (row.get("n_prompt") or "").isdecimal():
-            break  # what follows is another text
-        figures += of_columns({name: row.get(name) or "" for name in COLUMNS}, line)
+    for rows in tables:
+        quote = '"' if rows.startswith('"') else ""
+        reader = csv.DictReader(io.StringIO(f"{quote}{head}{rows}"))
+        for line, row in enumerate(reader, head_line + 1):
+            if not (row.get("n_prompt") or "").isdecimal():
+                break  # what follows is another text
+            figures += of_columns({name: row.get(name) or "" for name in COLUMNS}, line)
+        head_line += rows.count("\n")
     return figures
 
 
@@ -407,7 +421,7 @@ def sizes_of_head(head: str) -> tuple[int, int, int] | None:
 def of_row_of_rates(row: Mapping[str, str], line: int) -> list[Figure]:
     """The rates of a row; its other columns are labels, or facts by the names of their heads."""
     test = next((cell for head, cell in row.items() if head.lower() == "test"), "")
-    has_points = any(re.match(r"\d+\.\d", cell) for cell in row.values())
+    has_points = any(re.match(r"\d[\d,]*\.\d+(?![\d,.])", cell) for cell in row.values())
     has_phase = bool(test)
     for head, cell in row.items():
         has_unit = bool(HEAD_OF_UNIT.search(head))

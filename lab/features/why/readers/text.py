@@ -16,7 +16,7 @@ LONGEST_BARE = 60
 CONTRADICTION = "has figures that the lab cannot trust"
 READERS = (tables.read, programs.read, windows.read)
 FORMATS = (
-    "llama-bench (Markdown, JSON, CSV)",
+    "llama-bench (Markdown, JSON, CSV, SQL)",
     "llama-batched-bench and llama-sweep-bench (tables and JSON lines)",
     "llama-benchy",
     "llama-server (log and timings)",
