@@ -23,7 +23,7 @@ def command(files: tuple[str, ...], device: str | None, out: str) -> None:
     """Import results of llama-bench.
 
     \b
-      lab import bench.json                    # llama-bench -o json (jsonl, csv, sql)
+      lab import bench.json                    # llama-bench -o json|jsonl|csv|sql
       lab import post.txt --device "RTX 4090"  # a text with Markdown tables
       lab import -                             # paste it, then press Ctrl-D
 
