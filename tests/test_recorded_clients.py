@@ -252,6 +252,23 @@ def test_other_words_are_no_date(word: str) -> None:
     assert what_changed(f"It says: {word} .", "It says: something else .") != "a date"
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "what"),
+    [
+        ("at 10:01:00 +01:00, 71k left", "at 10:02:00 +01:00, 70k left", "a time of day"),
+        ("on 2026-11-30 with 4 files", "on 2026-12-01 with 5 files", "a date"),
+        ("todo 3 of 9: mend", "todo 4 of 9: test it", "a number"),
+        ("id 7f3a9b21c4 by lamp", "id 90be77d1a2 by desk", "an identifier"),
+        ("Sunday, all is well", "Monday, nothing is", "a date"),
+        ("all is well at 10:01", "nothing is at 10:02", ""),
+        ("lamp 7", "desk 8", ""),
+    ],
+)
+def test_of_several_changes_the_first_is_named(before: str, now: str, what: str) -> None:
+    assert what_changed(before, now) == what
+    assert what_changed(f"{RULES} {before} {RULES}", f"{RULES} {now} {RULES}") == what
+
+
 def test_an_excerpt_stands_in_one_line() -> None:
     result = difference(
         blocks_of(chat("Go.", system=f"Files:\na.py\n{RULES}")),

@@ -268,14 +268,16 @@ def changed_parts(before: str, text: str) -> tuple[str, str]:
 
 
 def what_changed(before: str, text: str) -> str:
-    """What kind of text changed, if it is of a kind that programs change; otherwise ""."""
+    """What kind of text changed, if it is of a kind that programs change; otherwise "". Of several
+    changes, the first counts: the cache is lost from there."""
     start = common_prefix(before, text)
     n_end = common_suffix(before[start:], text[start:])
-    old = word_around(before, start, len(before) - n_end)
-    new = word_around(text, start, len(text) - n_end)
-    for name, pattern in WHAT_CHANGED.items():
-        if re.fullmatch(pattern, old) and re.fullmatch(pattern, new):
-            return name
+    for old_end, new_end in ((len(before) - n_end, len(text) - n_end), (start, start)):
+        old = word_around(before, start, old_end)
+        new = word_around(text, start, new_end)
+        for name, pattern in WHAT_CHANGED.items():
+            if re.fullmatch(pattern, old) and re.fullmatch(pattern, new):
+                return name
     return ""
 
 
