@@ -284,7 +284,7 @@ def test_the_command_ranks_all_devices() -> None:
 def test_a_type_that_nobody_named_is_said_to_be_chosen() -> None:
     request = ("-d", "m4", "-p", "10", "--no-plot", "--details")
     _, out, _ = run_lab("predict", "-m", "llama-3.1-405b", *request)
-    assert "llama-3.1-405b is predicted in Q4_0, the smallest of the common types" in out
+    assert "llama-3.1-405b is predicted in Q4_K_M, the usual type of files on the hub" in out
     _, out, _ = run_lab("predict", "-m", "qwen3-0.6b", *request)
     assert "qwen3-0.6b is predicted in Q8_0, the type of its file (lab models)" in out
     assert "Another: -m qwen3-0.6b:Q4_0" in out

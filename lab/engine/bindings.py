@@ -10,9 +10,7 @@ import ctypes
 import os
 import sys
 from functools import cache
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -136,16 +134,9 @@ _REGISTRY: dict[str, tuple[object, ...]] = {
 
 
 def llama_cpp() -> ModuleType:
-    """llama-cpp-python's low-level bindings of the C API. LabError if the package is missing.
-
-    Without the package's `__init__`, which imports numpy, jinja2 and its server's types for 0.1 s.
-    """
+    """llama-cpp-python's low-level bindings of the C API. LabError if the package is missing."""
     try:
-        if "llama_cpp" not in sys.modules:
-            spec = find_spec("llama_cpp")
-            if spec is not None:
-                sys.modules["llama_cpp"] = module_from_spec(spec)
-        return import_module("llama_cpp.llama_cpp")
+        from llama_cpp import llama_cpp as bindings
     except ModuleNotFoundError as problem:
         if problem.name != "llama_cpp":
             raise
@@ -155,14 +146,8 @@ def llama_cpp() -> ModuleType:
             "install the package there: python3 -m uv sync"
         )
         raise LabError(what, hint) from None
-
-
-def load_whole_package() -> None:
-    """Run the package's `__init__` too: its chat templates need it."""
-    package = sys.modules["llama_cpp"]
-    spec = package.__spec__
-    if spec is not None and spec.loader is not None and not hasattr(package, "Llama"):
-        spec.loader.exec_module(package)
+    module: ModuleType = bindings
+    return module
 
 
 def set_fields(structure: object, **values: object) -> None:

@@ -192,7 +192,7 @@ def chosen_quantizations(rows: Sequence[Prediction], specs: Sequence[str]) -> li
     for model in models.values():
         if model.name in specs and model.source == "shape":
             is_of_file = model.quantization == catalog.find(model.name).quantization
-            reason = "the smallest of the common types"
+            reason = "the usual type of files on the hub"
             if is_of_file:
                 reason = "the type of its file (lab models)"
             other = "Q4_0" if model.quantization == "Q8_0" else "Q8_0"

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from lab.engine import llama
-from lab.engine.bindings import llama_cpp, load_whole_package
+from lab.engine.bindings import llama_cpp
 from lab.engine.llama import LlamaContext
 from lab.errors import LabError, printable
 from lab.features.turns.rendered import RenderedPrompt
@@ -36,8 +36,6 @@ def render(context: LlamaContext, body: str) -> RenderedPrompt:
 
 def rendered(context: LlamaContext, fields: dict[str, Any]) -> str:
     from jinja2 import TemplateError
-
-    load_whole_package()
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     lib = llama_cpp()
