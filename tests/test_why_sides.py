@@ -250,9 +250,12 @@ def tabbed(table: str) -> str:
 TABBED = [
     SWEEP.format(first="4.000", fast="32.00", second="8.000", slow="16.00"),
     BENCH.format(cpu="5.00", gpu="50.00"),
-    "| GPU | pp512 | tg128 |\n| --- | --- | --- |\n| RTX 3060 | 900.5 | 40.5 |\n| RTX 3070 | 1200.5 | 55.5 |\n",
+    "| GPU | pp512 | tg128 |\n| --- | --- | --- |\n"
+    "| RTX 3060 | 900.5 | 40.5 |\n| RTX 3070 | 1200.5 | 55.5 |\n",
     "| engine | quant | tok/s |\n| -- | -- | -- |\n| one | Q4_0 | 12.5 |\n| two | Q4_0 | 25.0 |\n",
-    "| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |\n|--|--|--|--|--|--|--|--|--|--|\n| 512 | 128 | 1 | 640 | 1.000 | 512.00 | 4.000 | 32.00 | 5.000 | 128.00 |\n",
+    "| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |\n"
+    "|--|--|--|--|--|--|--|--|--|--|\n"
+    "| 512 | 128 | 1 | 640 | 1.000 | 512.00 | 4.000 | 32.00 | 5.000 | 128.00 |\n",
 ]
 
 
@@ -368,7 +371,11 @@ def test_a_row_of_a_table_is_called_by_its_label() -> None:
 
 
 def test_a_test_with_words_behind_it_and_a_unit_in_its_cell() -> None:
-    table = "| test | result |\n| --- | --- |\n| pp512, `llama-bench` | 198.5 \u00b1 3 t/s |\n| tg64, `llama-bench` | 11.5 t/s |\n| perplexity | 5.5 |\n"
+    table = (
+        "| test | result |\n| --- | --- |\n"
+        "| pp512, `llama-bench` | 198.5 \u00b1 3 t/s |\n"
+        "| tg64, `llama-bench` | 11.5 t/s |\n| perplexity | 5.5 |\n"
+    )
     prefill, decode = reader.parse(table)
     assert (prefill.tps, prefill.n_prompt, prefill.phase) == (198.5, 512, "prefill")
     assert (decode.tps, decode.n_gen, decode.phase) == (11.5, 64, DECODE)
@@ -596,11 +603,19 @@ def test_a_table_of_two_builds_has_two_sides(head: str, builds: tuple[str, str])
 
 
 def test_columns_behind_the_test_are_settings() -> None:
-    table = "| model | test | th | master t/s | PR t/s |\n| -- | -- | -- | -- | -- |\n| llama 7B Q4_0 | tg 64 | 4 | 40.5 | 50.5 |\n"
+    table = (
+        "| model | test | th | master t/s | PR t/s |\n"
+        "| -- | -- | -- | -- | -- |\n"
+        "| llama 7B Q4_0 | tg 64 | 4 | 40.5 | 50.5 |\n"
+    )
     assert [figure.facts["threads"].value for figure in reader.parse(table)] == [4, 4]
 
 
-CLIENT = "| model | test | t/s (total) | t/s (req) | peak t/s | ttfr (ms) |\n| -- | -- | -- | -- | -- | -- |\n| x-7B | tg32 (c2) | 80.5 \u00b1 1.0 | 40.5 \u00b1 1.0 | 90.0 | |\n"
+CLIENT = (
+    "| model | test | t/s (total) | t/s (req) | peak t/s | ttfr (ms) |\n"
+    "| -- | -- | -- | -- | -- | -- |\n"
+    "| x-7B | tg32 (c2) | 80.5 \u00b1 1.0 | 40.5 \u00b1 1.0 | 90.0 | |\n"
+)
 
 
 def test_a_client_of_several_answers_is_no_table_of_builds() -> None:
@@ -610,7 +625,10 @@ def test_a_client_of_several_answers_is_no_table_of_builds() -> None:
 
 @pytest.mark.parametrize("head", ["Prompt", "Generation", "Prefill", "decode", "gen"])
 def test_a_column_of_words_is_a_label_whatever_its_head(head: str) -> None:
-    table = f"| {head} | Variant | t/s |\n| -- | -- | -- |\n| story | plain | 12.5 |\n| code | fast | 25.0 |\n"
+    table = (
+        f"| {head} | Variant | t/s |\n| -- | -- | -- |\n"
+        "| story | plain | 12.5 |\n| code | fast | 25.0 |\n"
+    )
     assert [(each.tps, each.about) for each in reader.parse(table)] == [
         (12.5, "story, plain"),
         (25, "code, fast"),
@@ -618,8 +636,16 @@ def test_a_column_of_words_is_a_label_whatever_its_head(head: str) -> None:
 
 
 def test_a_heading_above_a_table_without_outer_bars() -> None:
-    rows = "model | backend | ngl | test | t/s\n-- | -- | -- | -- | --\nllama 7B Q4_0 | {} | {} | tg 128 | {}\n"
-    text = f"On the laptop\n\n{rows.format('Metal', 99, '20.5')}\nOn the old server with (ngl) = 0 again\n\n{rows.format('CPU', 0, '10.5')}"
+    rows = (
+        "model | backend | ngl | test | t/s\n"
+        "-- | -- | -- | -- | --\n"
+        "llama 7B Q4_0 | {} | {} | tg 128 | {}\n"
+    )
+    text = (
+        f"On the laptop\n\n{rows.format('Metal', 99, '20.5')}\n"
+        "On the old server with (ngl) = 0 again\n\n"
+        f"{rows.format('CPU', 0, '10.5')}"
+    )
     label = parts_of(text)["label"].reason
     assert label == '"On the laptop" in A, "On the old server with (ngl) = 0 again" in B'
 
@@ -647,7 +673,10 @@ def test_a_program_in_a_heading_is_no_command(above: str, below: str) -> None:
 
 
 def test_a_label_is_no_likely_cause() -> None:
-    text = f"on:\n./llama-cli -m x-7B.gguf -t 4\n{FAST}\noff:\n./llama-cli -m x-7B.gguf -t 8\n{SLOW}"
+    text = (
+        f"on:\n./llama-cli -m x-7B.gguf -t 4\n{FAST}\noff:\n"
+        f"./llama-cli -m x-7B.gguf -t 8\n{SLOW}"
+    )
     sentence = conclude(why(text, budget=0)).sentence
     assert "The likely cause is threads 4 in A, 8 in B: not measured." in sentence
 
@@ -689,8 +718,14 @@ def test_sql_of_llama_bench(
 
 
 def test_two_tables_of_csv_in_one_text() -> None:
-    table = 'build_commit,n_batch,n_gpu_layers,flash_attn,n_prompt,n_gen,n_depth,avg_ts,stddev_ts,model_type\n"{}","2048","99","0","0","128","0","{}","0.1","llama 7B Q4_0"\n'
-    text = f"before:\n```\n{table.format('aaaa1111', 50.5)}```\n\nafter:\n```\n{table.format('bbbb2222', 40.5)}```\n"
+    table = (
+        "build_commit,n_batch,n_gpu_layers,flash_attn,n_prompt,n_gen,n_depth,avg_ts,stddev_ts,model_type\n"
+        '"{}","2048","99","0","0","128","0","{}","0.1","llama 7B Q4_0"\n'
+    )
+    text = (
+        f"before:\n```\n{table.format('aaaa1111', 50.5)}```\n\n"
+        f"after:\n```\n{table.format('bbbb2222', 40.5)}```\n"
+    )
     assert rates(text) == (50.5, 40.5)
     assert [figure.line for figure in reader.parse(text)] == [4, 10]
     assert parts_of(text)["program and build"].reason == "aaaa1111 in A, bbbb2222 in B"
@@ -698,7 +733,13 @@ def test_two_tables_of_csv_in_one_text() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "tps"),
-    [("1.250,5", 1250.5), ("1,250.5", 1250.5), ("12,5", 12.5), ("1250.5", 1250.5), ("2.001.250,5", 2001250.5)],
+    [
+        ("1.250,5", 1250.5),
+        ("1,250.5", 1250.5),
+        ("12,5", 12.5),
+        ("1250.5", 1250.5),
+        ("2.001.250,5", 2001250.5),
+    ],
 )  # fmt: skip
 def test_thousands_of_a_cell(cell: str, tps: float) -> None:
     assert decodes(f"| a | tg64 |\n| -- | -- |\n| x | {cell} |\n")[0].tps == tps
