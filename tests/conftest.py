@@ -82,6 +82,21 @@ def fake_worker() -> FakeWorker:
     return FakeWorker()
 
 
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """A real engine without a model."""
+    with Worker() as started:
+        yield started
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    """A file for the fake engine, which reads none."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
 @pytest.fixture(scope="session")
 def embedded() -> Path:
     return catalog.embedded_path()

@@ -1,7 +1,6 @@
 """A miniature of each architecture of the catalog: made, read, run and counted by llama.cpp."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from tests.support.records import SETTINGS
 SMALL = dataclasses.replace(
     SETTINGS, n_ctx=1024, n_batch=64, n_ubatch=64, n_threads=1, n_threads_batch=1
 )
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 def test_every_architecture_of_the_catalog_has_a_miniature() -> None:

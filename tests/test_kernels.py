@@ -5,7 +5,6 @@ import json
 import os
 import re
 import types
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ from tests.support.records import MACHINE
 
 SAMPLES = Path("results")
 NOISE = "another process used 1 of a core"
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 def small(

@@ -414,12 +414,6 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
 # Sweeps and trials on the real engine, as a user runs them
 
 
-@pytest.fixture(scope="module")
-def worker() -> object:
-    with Worker() as started:
-        yield started
-
-
 def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, mini: Path) -> None:
     vocabulary = worker.load(mini, SETTINGS)
     settings = dataclasses.replace(SETTINGS, n_ctx=256, n_ubatch=32, n_threads=1)

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,6 @@ SHAPES = {
 
 
 QUICK = ("-n", "3", "-r", "1", "-t", "1", "--no-plot")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Models that the lab refuses, and recurrent and hybrid ones, which it measures."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from tests.support.command import run_lab
 from tests.support.records import SETTINGS
 
 QUICK = ("--prompt", "random", "-t", "1", "--no-plot")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,6 @@ TENSORS = (
 
 
 @pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(b"GGUF")
-    return path
-
-
-@pytest.fixture
 def worker(fake_worker: FakeWorker) -> FakeWorker:
     """An engine with two devices, and a model of eight layers of a megabyte."""
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=DEVICES)

@@ -17,13 +17,6 @@ from lab.runner.plan import make_plan, parse_lengths
 from tests.support.fake_worker import FakeWorker
 
 
-@pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(b"GGUF")
-    return path
-
-
 def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
     return make_plan(
         worker,

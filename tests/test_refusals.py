@@ -2,7 +2,6 @@
 
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -65,12 +64,6 @@ STARTS = {
         "gguf-convert-endian",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 def refusal(worker: Worker, path: Path) -> LabError:

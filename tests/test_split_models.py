@@ -42,12 +42,6 @@ WHOLE_NAMES = (
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def in_parts(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return split(mini, tmp_path_factory.mktemp("parts") / "mini", 3)
 

@@ -412,13 +412,6 @@ def test_a_file_that_nearly_fits_may_wait_or_not() -> None:
     assert without.prefill.expected_s == pytest.approx(0.3 + 3 * 1)
 
 
-@pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(b"GGUF")
-    return path
-
-
 def planned(monkeypatch: pytest.MonkeyPatch, model_file: Path) -> Plan:
     plan = make_plan(FakeWorker(), [8], 1, 1, str(model_file), n_gpu_layers=0)
     monkeypatch.setattr(platform, "release", lambda: "6.1")

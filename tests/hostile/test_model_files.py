@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lab.core import cost, memory, script as scripts
@@ -14,12 +13,6 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 from lab.runner.plan import make_plan
 from tests.support.command import run_lab
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as started:
-        yield started
 
 
 def u32(*numbers: int) -> bytes:
