@@ -40,9 +40,7 @@ POLL_S = 0.1
 RATE_PAUSE_S = 1.0  # after a 429 that names no time
 MOST_PAUSE_S = 60.0  # that a 429 may name
 LOADING_PAUSE_S = 1.0
-PAUSE_S = (
-    0.25  # after a failed request of a plan, so that a server that rejects it is not flooded
-)
+PAUSE_S = 0.25  # before the next request of a plan, after a failed one: no flood of rejections
 READ_AFTER_S = 0.005
 """An ended answer is parsed later: the server (on the same cores) accepts the next request first.
 """

@@ -20,6 +20,7 @@ from lab.features.lessons.timed import (
     figures,
     of_quiet_runs,
     rows,
+    steps_by_size,
     timed_runs,
     times_of,
 )
@@ -157,12 +158,10 @@ def batched(records: Sequence[Record], is_whole: bool = True) -> None:
     """Say whether a token is cheaper in the steps of a batch than alone; without `is_whole` only of
     the largest step."""
     per_token_ms: dict[int, list[float]] = {}
-    timed = timed_runs(records)
-    for record in timed:
-        (row,) = rows([record])
-        per_token_ms.setdefault(row.n_seq, []).append(1e3 * row.step_s / row.n_seq)
+    for n_seq, of_size in steps_by_size(records).items():
+        per_token_ms[n_seq] = [1e3 * step_s / n_seq for step_s in of_size]
     alone_ms = per_token_ms.pop(min(per_token_ms))
-    kind = timed[0].model.quantization or "?"
+    kind = records[0].model.quantization or "?"
     for n_seq in sorted(per_token_ms):
         if is_whole or n_seq == max(per_token_ms):
             say(statements.batched(kind, n_seq, alone_ms, per_token_ms[n_seq]))

@@ -9,6 +9,8 @@ from lab.app import kinds
 from lab.core import stats
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
+from lab.feature_list import TOGETHER
+from lab.features import batch
 from lab.features.explain import advice
 from lab.features.lessons import statements
 from lab.roofline import explanation
@@ -50,17 +52,30 @@ def rows(
     what is predicted. LabError for other runs."""
     parts = kinds.experiments_of(timed_runs(records), [ceilings] if ceilings else [], runs)
     if not parts:
-        raise LabError(
-            "These runs belong to no experiment.",
-            "Run one: lab.batch(), lab.turns() or lab.stall()",
-        )
+        raise _no_experiment()
     return tuple(parts[0].rows)
+
+
+def _no_experiment() -> LabError:
+    return LabError(
+        "These runs belong to no experiment.",
+        "Run one: lab.batch(), lab.turns() or lab.stall()",
+    )
 
 
 def steps_s(records: Sequence[Record], n_seq: int) -> list[float]:
     """The seconds of a step with `n_seq` sequences in each timed run of `lab.batch`."""
-    rows_of_runs = [rows([record])[0] for record in timed_runs(records)]
-    return [row.step_s for row in rows_of_runs if row.n_seq == n_seq]
+    return steps_by_size(records).get(n_seq, [])
+
+
+def steps_by_size(records: Sequence[Record]) -> dict[int, list[float]]:
+    """The seconds of a step in each timed run of `lab.batch`, by its number of sequences. LabError
+    for other runs."""
+    timed = timed_runs(records)
+    runs = batch.runs_table([record for record in timed if record.run.experiment == TOGETHER])
+    if runs.empty:
+        raise _no_experiment()
+    return {int(n_seq): list(of_size.step_s) for n_seq, of_size in runs.groupby("n_seq")}
 
 
 def times_of(records: Sequence[Record], figure: str) -> dict[int, list[float]]:

@@ -228,7 +228,9 @@ class Figure:
 
 def quoted(words: str) -> str:
     """What an author calls a figure, in quotes, shortened."""
-    return f'"{words[:LONGEST_NAME]}{"..." * (len(words) > LONGEST_NAME)}"'
+    if len(words) > LONGEST_NAME:
+        return f'"{words[:LONGEST_NAME]}..."'
+    return f'"{words}"'
 
 
 def is_possible(tps: float) -> bool:

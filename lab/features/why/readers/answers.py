@@ -54,9 +54,8 @@ class Program:
     labels: Mapping[str, str] = field(default_factory=dict)  # JSON-like names of values
     first: str = ""  # a label that only begins an answer
     key: str = ""  # what an answer belongs to, such as a slot, from here on
-    start: str = (
-        ""  # what a process prints before its first answer: no answer goes on below it
-    )
+    # What a process prints before its first answer: no answer goes on below it
+    start: str = ""
     sign: str = ""  # a text without it is of another program
     no_sign: str = ""  # and a text with it too
     is_broken: bool = False  # any space may be the end of a line
