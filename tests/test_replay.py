@@ -25,7 +25,13 @@ from lab.features.turns.recorded_calls import Call, Recording, read_recording
 from lab.features.turns.recorded_turns import prepared, with_nonce
 from lab.features.turns.rendered import RenderedPrompt
 from lab.features.turns.sentences import sentences
-from lab.features.turns.server_figures import answered, not_cold, served, was_cached
+from lab.features.turns.server_figures import (
+    answered,
+    not_cold,
+    not_longer,
+    served,
+    was_cached,
+)
 from lab.features.turns.through_server import replay as send_recorded
 from lab.process.worker import Worker
 from lab.remote.examination import connect
@@ -343,6 +349,24 @@ def test_a_cold_request_that_was_served_by_a_cache_is_no_cold_one(tmp_path: Path
     assert sentence.startswith("2 of 3 requests that no cache may serve were served by it: ")
     assert "Their times are not used." in sentence
     assert was_cached(answered(warm)).sum() == 2
+
+
+def test_a_server_that_cuts_prompts_counts_as_many_tokens_in_each_turn(tmp_path: Path) -> None:
+    recording = read_recording(written(tmp_path, requests(3)))
+    with null_server(NullSettings()) as started, connect(started.url) as server:
+        path = server.new_file(tmp_path)
+        turns = prepared(recording, server)
+        records = list(send_recorded(turns, server, path, lambda status: None))
+    assert not_longer(records) == []
+    cut = []
+    for record in records:
+        usage = record.request.usage
+        assert usage is not None
+        usage = dataclasses.replace(usage, prompt_tokens=min(64, usage.prompt_tokens or 0))
+        request = dataclasses.replace(record.request, usage=usage)
+        cut.append(dataclasses.replace(record, request=request))
+    (sentence,) = not_longer(cut)
+    assert "has 64 prompt tokens by the server's count, as many as the turn before" in sentence
 
 
 def test_rows_of_eight_tokens_that_were_read_before_are_found() -> None:

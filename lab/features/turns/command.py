@@ -30,7 +30,7 @@ from lab.features.turns.figures import TurnRow, finished, rows
 from lab.features.turns.picture import draw
 from lab.features.turns.planning import plan
 from lab.features.turns.sentences import conclude, finding, sentences
-from lab.features.turns.server_figures import not_cold, served
+from lab.features.turns.server_figures import not_cold, not_longer, served
 from lab.features.turns.through_server import converse
 from lab.models import catalog
 from lab.runner import disturbances
@@ -213,7 +213,11 @@ def served_section(
     )
     title = shown.titled(label, n_disturbed, n_requests)
     section = experiment.section(kind, title, (), None, context.is_page)
-    warnings = [*not_cold(records), *disturbances.request_sentences(records)]
+    warnings = [
+        *not_cold(records),
+        *not_longer(records),
+        *disturbances.request_sentences(records),
+    ]
     return dataclasses.replace(section, warnings=warnings)
 
 

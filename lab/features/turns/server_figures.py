@@ -193,6 +193,26 @@ def not_cold(records: Sequence[RequestRecord]) -> list[str]:
     ]
 
 
+def not_longer(records: Sequence[RequestRecord]) -> list[str]:
+    """A sentence on a turn whose prompt has as many tokens as that of the turn before, by the
+    server's count, if there is one."""
+    requests = answered(records)
+    if requests.empty:
+        return []
+    counted = requests[~requests.is_cold & requests.n_prompt.notna()].sort_values("turn")
+    is_as_long = counted.n_prompt.eq(counted.n_prompt.shift())
+    is_next = counted.turn.eq(counted.turn.shift() + 1)
+    as_long = counted[is_as_long & is_next]
+    if as_long.empty:
+        return []
+    first = as_long.iloc[0]
+    return [
+        f"Turn {first.turn:,} has {first.n_prompt:,.0f} prompt tokens by the server's count, as "
+        "many as the turn before: it cuts prompts, or counts only a part of them. Use fewer or "
+        "shorter turns, or start the server with a longer context."
+    ]
+
+
 def computed_points(requests: pd.DataFrame, n_cached: pd.Series) -> pd.DataFrame:
     """What the formula multiplies: tokens after the cached ones, and the difference of squares."""
     return requests.assign(
