@@ -63,8 +63,8 @@ PYTHON = "llama_cpp.server"
 
 
 @pytest.fixture(scope="module")
-def llama(shallow: Path) -> Iterator[RealServer]:
-    with a_llama_server(shallow) as server:
+def llama(embedded: Path) -> Iterator[RealServer]:
+    with a_llama_server(embedded) as server:
         yield server
 
 
