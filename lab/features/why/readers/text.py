@@ -84,11 +84,13 @@ def parse_words(typed: str) -> list[Figure]:
         what = f"{typed[:100]!r} is neither a figure such as 35 tokens/s nor a readable file."
         hint = f"Give a figure, - for stdin, or a file. {KNOWN}"
         without_unit = LONE_NUMBER.fullmatch(typed.strip())
+        rate = programs.BARE.search(typed)
         if without_unit:
             figure = f"{without_unit[1]} t/s"
             hint = f"Give the unit too: {shell.lab('why', figure, 'B')}"
-        elif programs.BARE.search(typed):
-            hint = f"{hint_in_words(typed)}. One argument is one side, with one measured rate."
+        elif rate:
+            figure = f"{rate[1]} t/s"
+            hint = f"Give one measured rate for each side: {shell.lab('why', figure, 'B')}"
         raise LabError(what, hint) from None
 
 
