@@ -14,6 +14,7 @@ import pytest
 
 from lab.core import results
 from lab.core.record import PREFILL
+from lab.core.request import RequestRecord
 from lab.core.request_times import figures as figures_of_request
 from lab.core.script import Operation
 from lab.errors import LabError
@@ -328,12 +329,17 @@ def test_letters_that_keep_a_cache_away_stand_before_tools_too(tool: dict[str, A
     assert body["tools"][0] == tool
 
 
-def test_a_cold_request_that_was_served_by_a_cache_is_no_cold_one(tmp_path: Path) -> None:
-    recording = read_recording(written(tmp_path, requests(3)))
+def replayed(folder: Path, bodies: list[dict[str, Any]]) -> list[RequestRecord]:
+    """The requests of a recording, sent to a server that counts words."""
+    recording = read_recording(written(folder, bodies))
     with null_server(NullSettings()) as started, connect(started.url) as server:
-        path = server.new_file(tmp_path)
+        path = server.new_file(folder)
         turns = prepared(recording, server)
-        records = list(send_recorded(turns, server, path, lambda status: None))
+        return list(send_recorded(turns, server, path, lambda status: None))
+
+
+def test_a_cold_request_that_was_served_by_a_cache_is_no_cold_one(tmp_path: Path) -> None:
+    records = replayed(tmp_path, requests(3))
     assert not_cold(records) == []
     warm = []
     for record in records:
@@ -352,11 +358,7 @@ def test_a_cold_request_that_was_served_by_a_cache_is_no_cold_one(tmp_path: Path
 
 
 def test_a_server_that_cuts_prompts_counts_as_many_tokens_in_each_turn(tmp_path: Path) -> None:
-    recording = read_recording(written(tmp_path, requests(3)))
-    with null_server(NullSettings()) as started, connect(started.url) as server:
-        path = server.new_file(tmp_path)
-        turns = prepared(recording, server)
-        records = list(send_recorded(turns, server, path, lambda status: None))
+    records = replayed(tmp_path, requests(3))
     assert not_longer(records) == []
     cut = []
     for record in records:
@@ -367,6 +369,11 @@ def test_a_server_that_cuts_prompts_counts_as_many_tokens_in_each_turn(tmp_path:
         cut.append(dataclasses.replace(record, request=request))
     (sentence,) = not_longer(cut)
     assert "has 64 prompt tokens by the server's count, as many as the turn before" in sentence
+
+
+def test_a_request_that_was_sent_again_is_no_cut_prompt(tmp_path: Path) -> None:
+    first, second, third = requests(3)
+    assert not_longer(replayed(tmp_path, [first, second, second, third])) == []
 
 
 def test_rows_of_eight_tokens_that_were_read_before_are_found() -> None:

@@ -263,3 +263,15 @@ def test_what_lies_in_this_folder_goes_before_the_hub(
         catalog.parse("empty")
     (tmp_path / "llama-3.2-3b").mkdir()
     assert catalog.parse("llama-3.2-3b").entry == catalog.find("llama-3.2-3b")
+
+
+def test_a_file_that_is_not_there_names_what_can_be_predicted(tmp_path: Path) -> None:
+    """What is printed as a command is quoted, as a path with blanks must be."""
+    for name, words in (
+        ("Llama-3.2-3B-Instruct-Q4_K_M", "--model Llama-3.2-3B-Instruct-Q4_K_M"),
+        ("Llama 3.2 3B Q4_K_M", "--model 'Llama 3.2 3B Q4_K_M'"),
+        ("nobody-knows-it", "Check the path"),
+    ):
+        with pytest.raises(LabError, match="There is no model file") as problem:
+            catalog.parse(str(tmp_path / f"{name}.gguf"))
+        assert words in problem.value.hint

@@ -160,7 +160,7 @@ def _check_override(text: str) -> None:
 
 
 def flash_of_architecture(arch: str | None) -> str | None:
-    """ "off" for an architecture without flash attention; None: llama.cpp decides."""
+    """Flash attention of an architecture that has none: off. None: llama.cpp decides."""
     return "off" if arch in _WITHOUT_FLASH else None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from lab.core import split_files
+from lab.core import shell, split_files
 from lab.core.files import data_file, exists, expanded, is_dir, is_file, listed, obstacle
 from lab.core.record import Model
 from lab.errors import LabError, printable
@@ -547,5 +547,6 @@ def _what_to_do_without(path: Path, text: str) -> str:
     if bare_hub_name(text):
         hint = f"Check the path. A model on the hub is written hf:{text}"
     if base_of(without_tag(path.stem)[0].lower()):
-        hint += f"\nTo predict it without the file: lab predict --model {path.stem}"
+        command = shell.lab("predict", "--model", path.stem)
+        hint += f"\nTo predict it without the file: {command}"
     return hint

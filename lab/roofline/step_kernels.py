@@ -137,6 +137,17 @@ class _StepOnDevices:
             layers = probing.layers(ceilings.machine, model, settings)
         self.layers = layers[:-1]
         self.output = layers[-1]
+        self.expert_layers = self.layers
+        if self.is_split:
+            self.expert_layers = self._layers_of_experts()
+
+    def _layers_of_experts(self) -> Layers:
+        """The device of each layer's experts."""
+        on_cpu = memory.experts_on_cpu(self.settings, len(self.layers))
+        devices = list[DeviceName]()
+        for device, is_on_cpu in zip(self.layers, on_cpu, strict=True):
+            devices.append(None if is_on_cpu else device)
+        return tuple(devices)
 
     def parts(self) -> StepParts:
         work = cost.products(self.model, self.n_tokens, self.n_outputs)
@@ -171,14 +182,8 @@ class _StepOnDevices:
 
     def layers_with(self, product: cost.Product) -> Layers:
         """The device of each layer that has weights of a product."""
-        layers = self.layers
         part = product.matrix.part
-        if part == EXPERTS and self.is_split:
-            on_cpu = memory.experts_on_cpu(self.settings, len(layers))
-            layers = tuple(
-                None if is_on_cpu else device
-                for device, is_on_cpu in zip(layers, on_cpu, strict=True)
-            )
+        layers = self.expert_layers if part == EXPERTS else self.layers
         if product.is_last:
             return layers[-1:]
         is_in_all_layers = part == ATTENTION or self.model.arch in cost.NEVER_SKIPS

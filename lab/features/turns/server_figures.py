@@ -29,6 +29,7 @@ MOST_COLD = 0.2
 """A request that must be cold is not if the server had more than this share of its prompt in the
 cache; templates begin alike, so that some tokens are always there."""
 
+LEAST_MESSAGE = 8  # tokens by which a prompt with another message is surely longer
 COUNTS = ("n_prompt", "n_cached", "n_gen", "differs_at")
 
 
@@ -194,15 +195,15 @@ def not_cold(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def not_longer(records: Sequence[RequestRecord]) -> list[str]:
-    """A sentence on a turn whose prompt has as many tokens as that of the turn before, by the
-    server's count, if there is one."""
+    """A sentence on a turn that adds a message and whose prompt has as many tokens as that of the
+    turn before, by the server's count, if there is one. A request that was sent again adds none."""
     requests = answered(records)
     if requests.empty:
         return []
     counted = requests[~requests.is_cold & requests.n_prompt.notna()].sort_values("turn")
     is_as_long = counted.n_prompt.eq(counted.n_prompt.shift())
     is_next = counted.turn.eq(counted.turn.shift() + 1)
-    as_long = counted[is_as_long & is_next]
+    as_long = counted[is_as_long & is_next & counted.n_message.ge(LEAST_MESSAGE)]
     if as_long.empty:
         return []
     first = as_long.iloc[0]
